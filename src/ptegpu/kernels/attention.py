@@ -6,7 +6,7 @@ A kernel computes all rows of a key-value head, so that its keys and values are 
 - `attention_tiles.tiles`: 64 rows by 32 keys at a time, both products from workgroup memory;
 - `attention_matrices.tiles`: 64 rows by up to 64 keys at a time, on matrix units;
 - `attention_rows.rows`: a few rows, where slices of a workgroup have values and softmaxes of their own;
-- `attention_merge.merge`: merges the parts of rows whose keys are split over workgroups (flash decoding).
+- `merge`: merges the parts of rows whose keys are split over workgroups (flash decoding).
 
 The GPU reads positions. The symbolic start determines how many keys a row sees, over how many parts they are split, and
 the bounds of all loops, but nothing about the dispatch. Keys beyond are not loaded: addresses are clamped to the last
@@ -22,9 +22,11 @@ from dataclasses import dataclass
 
 from ..dtypes import DType
 from ..plan.target import Target
+from ..sizes import cached
 from .wgsl import ACROSS, I32, LARGEST, LOWEST, KernelSpec, Storage, build, u32s
 
 PAGE = 16  # positions
+AT_ONCE = 4  # parts that a merge loads at the same time
 SIZES = u32s("rows", "keys", "sharing", "heads", "blocks", "splits")
 SIZES += u32s("part", "queries")  # part: minimum keys of a part, of which there are at most `splits`
 FACTORS = [("scale", "f32"), ("hidden", "f32"), ("empty", "f32")]  # hidden: -inf; empty: the result without keys
@@ -297,7 +299,7 @@ def _leave_part(form: Form) -> str:
 
 
 def workgroup_range(rows: int, keys: int, split: bool, block: str, paged: bool = False) -> list[str]:
-    """Return lines that declare a workgroup's rows from `first` on and its steps `from_` … `to` over keys up to `end`."""
+    """Return lines that declare a workgroup's rows from `first` on and its steps `from_` … `to` up to key `end`."""
     lines = [
         "let zh = group / (P.blocks * P.splits); let z = zh / P.heads; let head = zh % P.heads;",
         OWN.format(z="z") if paged else "",
@@ -316,3 +318,65 @@ def workgroup_range(rows: int, keys: int, split: bool, block: str, paged: bool =
             "}",
         ]
     return [line for line in lines if line]
+
+
+@dataclass(frozen=True, slots=True)
+class Merge:
+    """The constants of a kernel that merges parts."""
+
+    quads: int  # of a value
+    cached: bool
+    paged: bool = False
+
+    @property
+    def params(self) -> list[tuple[str, str]]:
+        names = ("keys", "splits", "part", "queries", "sharing", "heads", "apart")  # apart: quads from part to part
+        start = [("start", "sym")] if self.cached and not self.paged else []
+        return [*u32s(*names), ("empty", "f32"), *start]
+
+    def helpers(self, parts: str) -> str:
+        """Return `merged(place, d)`: quad d of the row whose first part is at `place` of the binding `parts`."""
+        each = range(AT_ONCE)
+        lines = [f"let at{k} = place + min(i + {k}u, count - 1u) * P.apart;" for k in each]
+        lines += [f"let s{k} = {parts}_at4(at{k} + {self.quads}u).xy;" for k in each]
+        lines += [f"let v{k} = {parts}_at4(at{k} + d);" for k in each]
+        lines.append(f"var high = top;{''.join(f' high = max(high, s{k}.x);' for k in each)}")
+        lines.append("let fade = exp(top - high); top = high; sum *= fade; acc *= fade;")
+        for k in each:  # values without a sum are undefined
+            lines.append(f"if (i + {k}u < count && !(s{k}.y == 0.0)) {{")
+            lines.append(
+                f"  let p = exp(s{k}.x - high); sum = fma(p, s{k}.y, sum); acc = fma(vec4<f32>(p), v{k}, acc);"
+            )
+            lines.append("}")
+        return (
+            f"{used(self.cached, self.paged)}\n"
+            "fn merged(place: u32, d: u32) -> vec4<f32> {\n"
+            f"  let count = used(); var top = {LOWEST}; var sum = 0.0; var acc = vec4<f32>();\n"
+            f"  for (var i = 0u; i < count; i += {AT_ONCE}u) {{\n    "
+            + "\n    ".join(lines)
+            + "\n  }\n  return select(acc / sum, vec4<f32>(P.empty), sum == 0.0);\n}"
+        )
+
+
+@cached(64)
+def merge(form: Form, target: Target) -> KernelSpec:
+    """Merge with an invocation per quad of the result."""
+    m, parts = form.value_quads, Merge(form.value_quads, form.cached, form.paged)
+    body = [
+        f"let i = group * WG + lid; let d = i % {m}u; let at = i / {m}u;",
+        "let rows = P.queries * P.sharing; let zh = at / rows;",
+        f"if (i < P.apart / {m + 1}u * {m}u) {{",
+        f"  {OWN.format(z='zh / P.heads')}" if form.paged else "",
+        f"  put(zh / P.heads, zh % P.heads, at % rows, d, merged(at * {m + 1}u, d));",
+        "}",
+    ]
+    return build(
+        "attention_merge",
+        owned("\n".join(f"  {line}" for line in body if line), form.paged),
+        target=target,
+        reads={"parts": Storage(DType.F32, 4), **({"rows": I32} if form.paged else {})},
+        writes={"y": Storage(form.y, 4 if form.quads else 1)},
+        params=[*parts.params, *strides("y")],
+        workgroup=target.workgroup(128),
+        helpers=owned(f"{parts.helpers('parts')}\n{put(form)}", form.paged),
+    )

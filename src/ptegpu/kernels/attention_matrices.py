@@ -37,7 +37,11 @@ LOG2_E = math.log2(math.e)
 
 def tile_keys(dim: int, value_dim: int, target: Target) -> int:
     """Return the maximum keys of a step for the size of workgroup memory; 0 if it is too small."""
-    return next((n for n in (64, 32) if _shared_bytes(dim, value_dim, n) <= target.max_shared_bytes), 0)
+    for keys in (64, 32):
+        arrays = _shared(dim, value_dim, keys).values()
+        if sum(ELEMENT_BYTES[element] * count for element, count in arrays) <= target.max_shared_bytes:
+            return keys
+    return 0
 
 
 def _shared(dim: int, value_dim: int, keys: int) -> dict[str, tuple[str, int]]:
@@ -51,10 +55,6 @@ def _shared(dim: int, value_dim: int, keys: int) -> dict[str, tuple[str, int]]:
         "heaviest": ("f32", THREADS),
         "raised": ("u32", 4),  # [0]: the last step that raised bases, from one; a multiple of 16 bytes for matrices
     }
-
-
-def _shared_bytes(dim: int, value_dim: int, keys: int) -> int:
-    return sum(ELEMENT_BYTES[element] * count for element, count in _shared(dim, value_dim, keys).values())
 
 
 def vectors(dtype: DType, cached: bool) -> BlockSource:
@@ -148,10 +148,7 @@ def tiles(form: Form, target: Target) -> KernelSpec:
         lines = (f"subgroupMatrixStore(&scores, {place(i)}, sum{j}, false, {line}u);" for i, j in enumerate(which))
         return ["workgroupBarrier();", *lines, "workgroupBarrier();"]
 
-    raise_ = [
-        "let higher = max(top, max(highest[lid & ~1u], highest[lid | 1u]));",
-        "sum *= exp2(top - higher);",
-    ]
+    raise_ = ["let higher = max(top, max(highest[lid & ~1u], highest[lid | 1u]));", "sum *= exp2(top - higher);"]
     if scaled["v"]:
         raise_ += [
             f"var heavy = {LOWEST};",
@@ -250,10 +247,7 @@ def tiles(form: Form, target: Target) -> KernelSpec:
             body.append(f"let v{j} = subgroupMatrixLoad<{RIGHT}>(&tile, {at}, false, {value_dim + PAD}u);")
         body += [f"sum{j} = subgroupMatrixMultiplyAccumulate(left, v{j}, sum{j});" for j in range(held)]
         body.append("}")
-    body += [
-        "}",
-        "highest[lid] = sum; heaviest[lid] = select(top, base, lid % 2u == 1u);",
-    ]
+    body += ["}", "highest[lid] = sum; heaviest[lid] = select(top, base, lid % 2u == 1u);"]
     for which in rounds():
         quads = 4 * len(which)
         body += [

@@ -24,11 +24,13 @@ def tiles(form: Form, target: Target) -> KernelSpec:
     spreads stores over the banks; highest scores; exponentials as [key][quad of rows]; values.
     """
     n, m = form.key_quads, form.value_quads
-    held = -(-m // ACROSS)  # quads of an invocation
+    per_lane = -(-m // ACROSS)  # quads of an invocation
     chunk = 1 << (min(TILE_KEYS, HALF // m).bit_length() - 1)  # values in workgroup memory at a time
     q_quads, k_quads, d_quads = TILE_ROWS // 4, TILE_KEYS // 4, DEPTH // 4
     q_blocks, k_blocks = q_quads * d_quads, k_quads * d_quads  # of 4 × 4 elements, one for an invocation
-    cells = [(i, j) for i in range(4) for j in range(held)]
+    cells = [(i, j) for i in range(4) for j in range(per_lane)]
+    columns = [f"x + {j * ACROSS}u" for j in range(per_lane)]  # quads of a value, clamped to the last one
+    columns[-1] = columns[-1] if per_lane * ACROSS <= m else f"min({columns[-1]}, {m - 1}u)"
     inside = "d" if n % d_quads == 0 else f"min(d, {n - 1}u)"
 
     def staged(offset: int, quads: int) -> list[str]:
@@ -103,7 +105,7 @@ def tiles(form: Form, target: Target) -> KernelSpec:
         body += [
             "      {",
             f"        let p = tile[(done + i + {u}u) * {q_quads}u + y_]; let v_row = {HALF}u + (i + {u}u) * {m}u;",
-            *(f"        let v{j} = tile[v_row + {_column(j, m)}];" for j in range(held)),
+            *(f"        let v{j} = tile[v_row + {column}];" for j, column in enumerate(columns)),
             *(f"        acc{i}_{j} = fma(vec4<f32>(p.{'xyzw'[i]}), v{j}, acc{i}_{j});" for i, j in cells),
             "      }",
         ]
@@ -112,13 +114,8 @@ def tiles(form: Form, target: Target) -> KernelSpec:
     body += [f"all_ += tile[{k * q_quads}u + y_];" for k in range(ACROSS)]
     for i, e in enumerate("xyzw"):
         body.append(f"if (row{i} <= last) {{")
-        for j in range(held):
+        for j in range(per_lane):
             put = f"leave(z, head, row{i}, split, x + {j * ACROSS}u, acc{i}_{j}, top.{e}, all_.{e});"
             body.append(f"  {put}" if (j + 1) * ACROSS <= m else f"  if (x + {j * ACROSS}u < {m}u) {{ {put} }}")
         body.append("}")
     return module("attention_tiles", body, form, target, TILE_THREADS, {"tile": ("vec4<f32>", 2 * HALF)})
-
-
-def _column(j: int, quads: int) -> str:
-    """Return the index of invocation x's j-th quad of a value, clamped to the last one."""
-    return f"x + {j * ACROSS}u" if (j + 1) * ACROSS <= quads else f"min(x + {j * ACROSS}u, {quads - 1}u)"

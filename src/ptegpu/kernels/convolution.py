@@ -129,7 +129,8 @@ def direct(s: Storages, line: InnerWindow, rank: int, x_quads: bool, y_quads: bo
     offsets = sorted({line.offset(j, t) for j in range(4) for t in range(line.taps)})
     if x_quads:
         names = {e: f"v{e // 4 - offsets[0] // 4}.{'xyzw'[e % 4]}" for e in offsets}
-        loads = [(f"v{n}", f"x_tap(row, first + {q})") for n, q in _quads(offsets)]
+        quads = sorted({e // 4 for e in offsets})
+        loads = [(f"v{q - quads[0]}", f"x_tap(row, first + {q})") for q in quads]
         step, width = line.stride, f"P.i{last} / 4"
     else:
         names = {e: f"v{n}" for n, e in enumerate(offsets)}
@@ -187,11 +188,6 @@ def direct(s: Storages, line: InnerWindow, rank: int, x_quads: bool, y_quads: bo
         ],
         helpers=f"{s.finish()}\n{tap}",
     )
-
-
-def _quads(offsets: list[int]) -> list[tuple[int, int]]:
-    """Return the quads that hold the offsets, with their number among these."""
-    return [(q - offsets[0] // 4, q) for q in sorted({e // 4 for e in offsets})]
 
 
 @cached(64)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from ..dtypes import DType
 from ..plan.target import Target
 from ..sizes import cached
-from .attention_merge import Merge
+from .attention import Merge
 from .gemv import Gemv, by_subgroups, reduce_lanes
 from .linear_q4_rows import DIGITS, STAGED_HEAD, InputRows, along_k, merged
 from .matmul import GemmForm, module
@@ -136,11 +136,7 @@ def _store(weight: str, bias: bool) -> str:
 
 
 def _walk(
-    weights: Sequence[str],
-    further: tuple[DType | None, ...],
-    a: InputRows,
-    scale_quads: bool,
-    target: Target,
+    weights: Sequence[str], further: tuple[DType | None, ...], a: InputRows, scale_quads: bool, target: Target
 ) -> tuple[list[str], int]:
     """Return lines that compute and put a workgroup's `block` of columns over a `part` of K, and the words of memory.
 

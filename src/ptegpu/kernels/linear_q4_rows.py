@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .attention_merge import Merge
+from .attention import Merge
 from .gemv import Gemv
 from .packing import Packing
 from .wgsl import ELEMENT_BYTES

@@ -365,10 +365,7 @@ def gemm(form: Int8Form, tile: Tile, target: Target) -> KernelSpec:
     body += [f"  sum{i}_{j} += scale{j} * vec4<f32>(exact{i}_{j});" for i, j in sums]
     body.append("}")
     if form.gather:
-        body[:0] = [
-            "product = group / (P.row_tiles * P.column_tiles);",
-            "base = product % P.sets * P.n;",
-        ]
+        body[:0] = ["product = group / (P.row_tiles * P.column_tiles);", "base = product % P.sets * P.n;"]
         for i in range(0, tile.rows, 4):
             for j, c in ((j, c) for j in range(column_quads) for c in range(4)):
                 four = ", ".join(f"sum{i + r}_{j}.{'xyzw'[c]}" for r in range(4))

@@ -123,7 +123,6 @@ def module(
     workgroup: int | None = None,
     shared: dict[str, tuple[str, int]] | None = None,
     subgroups: bool = False,
-    matrices: bool = False,
     writes: dict[str, Storage] | None = None,
 ) -> KernelSpec:
     """Return a kernel with the shared end: `finish` scales and applies bias and epilogue; `put` or `put4` store.
@@ -133,10 +132,9 @@ def module(
     added = {"bias": Storage(form.bias)} if form.bias else {}
     if form.epilogue:
         added |= form.epilogue.reads
-    text = "\n".join(f"  {line}" for line in body)
     return build(
         name,
-        text,
+        body,
         target=target,
         reads=reads | added,
         writes={"y": Storage(form.y, 4 if form.y_quads else 1), **(writes or {})},
@@ -153,7 +151,6 @@ def module(
         shared=shared,
         helpers="\n".join([*helpers, _epilogue(form)]),
         subgroups=subgroups,
-        matrices=matrices,
     )
 
 

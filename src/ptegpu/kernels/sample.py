@@ -11,7 +11,7 @@ A row of logits is split into parts of `P.span` elements, with a workgroup each.
   is a sample of their softmax. The noise is a hash of seed, step and token.
 - `finish` takes the largest of the parts.
 
-`sample_rows.each_row` does all of this for many rows at once, with a workgroup and settings for each row.
+`sample_selection.each_row` does all of this for many rows at once, with a workgroup and settings for each row.
 
 `likelihood` computes the log-probability of a token per row. Log-probabilities are those of the original logits,
 without temperature, penalty or selection.
@@ -151,11 +151,7 @@ _WORD = "fn word(o: u32) -> f32 { return bitcast<f32>(parts_at(o)); }"
 def choose(logits: DType, draws: bool, target: Target) -> KernelSpec:
     """Compute, in one workgroup, the greedy token and its log-probability; with `draws`, a summary and empty bins."""
     lanes = lanes_of(target)
-    body = [
-        "  let lane = lid; let first = 0u;",
-        _best_of_parts(lanes, "p * 5u + 2u", "p * 5u + 4u"),
-        _raw_total(lanes),
-    ]
+    body = ["  let lane = lid; let first = 0u;", _best_of_parts(lanes, "p * 5u + 2u", "p * 5u + 4u"), _raw_total(lanes)]
     if draws:
         body += [
             "  var sum = 0.0;",

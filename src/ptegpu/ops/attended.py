@@ -85,19 +85,14 @@ class Core:
 
     @property
     def operands(self) -> tuple[AttentionOperand, AttentionOperand, AttentionOperand]:
-        queries, keys = (_outer(self.scores or x) for x in (self.q, self.k))
+        shapes = ((self.scores or x).shape for x in (self.q, self.k))
+        queries, keys = ((math.prod(lead), heads) for *lead, heads, _, _ in shapes)
         turned = (-1, -2) if self.scores else (-2, -1)
         return (
             AttentionOperand(self.q, queries),
             AttentionOperand(self.k, keys, *turned),
             AttentionOperand(self.v, keys),
         )
-
-
-def _outer(x: Tensor) -> tuple[int, int]:
-    """Return the sizes of batch and heads."""
-    *lead, heads, _, _ = x.shape
-    return math.prod(lead), heads
 
 
 Reads = Mapping[Tensor, Step]  # by the result of the node

@@ -117,13 +117,7 @@ def sdpa_with_kv_cache(
 
 
 @op("et_vk.sdpa.default", fits="q float, attn_mask any")
-def sdpa(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    attn_mask: Tensor | None = None,
-    scale: float | None = None,
-) -> Steps:
+def sdpa(q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, scale: float | None = None) -> Steps:
     """Attend with q [B, H, S, D] to k and v [B, H', T, D].
 
     Unlike in its PyTorch reference, a bool mask hides positions where it is false, instead of adding 1 where it is

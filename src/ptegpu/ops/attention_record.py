@@ -17,8 +17,7 @@ from ..graph.graph import Shape, Sym, Tensor
 from ..kernels import attention_matrices as by_matrices
 from ..kernels import attention_rows as few
 from ..kernels import attention_tiles as by_tiles
-from ..kernels.attention import Form, Masked, Turn
-from ..kernels.attention_merge import Merge, merge
+from ..kernels.attention import Form, Masked, Merge, Turn, merge
 from ..kernels.cache import write_cache
 from ..kernels.rope import rope
 from ..kernels.wgsl import store_type, writable
@@ -33,7 +32,7 @@ FEW_ROWS = 16  # rows of a key-value head up to which tiles would be mostly empt
 # Keys are split over workgroups where a GPU would be idle otherwise. For few rows, and for tiles: the minimum number of
 # visible keys per part (the position on the GPU decides which are visible), and the number of workgroups to reach, as
 # a multiple of those that keep a GPU busy. See also `packed_gemv.MOST_PARTS`, and of the kernels
-# `attention_merge.AT_ONCE` and `attention_rows.KEYS_EACH`. `python -m benchmarks attention` sweeps them.
+# `attention.AT_ONCE` and `attention_rows.KEYS_EACH`. `python -m benchmarks attention` sweeps them.
 ROWS_PART, TILES_PART = 128, 256
 OF_ROWS, OF_TILES = 1, 2
 TURNED = 8  # bindings of a kernel that rotates queries and keys itself

@@ -67,13 +67,7 @@ Q4_TABLE = "weight int8|uint8[v, _], weight_scales float, indices int -> float"
 
 
 def lookup(
-    weight: Tensor,
-    scales: Tensor,
-    zeros: Tensor | None,
-    group: int,
-    indices: Tensor,
-    high_first: bool,
-    target: Target,
+    weight: Tensor, scales: Tensor, zeros: Tensor | None, group: int, indices: Tensor, high_first: bool, target: Target
 ) -> Steps:
     """Look up rows of a weight (V, D / 2), with scales and zeros (V, D / group), or (V), or one for all rows."""
     total, width = weight.shape[0], 2 * weight.shape[1]

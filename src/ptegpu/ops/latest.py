@@ -28,12 +28,7 @@ def latest(tokens: Tensor, rows: Tensor, newest: Tensor, *, target: Target) -> S
         yield Dispatch(kernel, [tokens, rows, newest], [y], groups, params)
 
 
-@op(
-    KEEP,
-    mutates=["newest"],
-    hollow=True,
-    fits="tokens int32[w], rows int32[_, 2], chosen [w], newest [_]",
-)
+@op(KEEP, mutates=["newest"], hollow=True, fits="tokens int32[w], rows int32[_, 2], chosen [w], newest [_]")
 def keep_latest(tokens: Tensor, rows: Tensor, chosen: Tensor, newest: Tensor, *, target: Target) -> Steps:
     """Keep tokens int32 [W] as the latest of the sequences of rows `chosen` [W]; the result is an undefined element."""
     yield Out((1,))

@@ -100,13 +100,7 @@ def statistics_shape(x: Tensor, normalized_shape: list[int]) -> Shape:
 
 @op("aten.native_layer_norm.default", fits="x float", by_row="norm")
 def layer_norm(
-    x: Tensor,
-    normalized_shape: list[int],
-    weight: Tensor | None,
-    bias: Tensor | None,
-    eps: float,
-    *,
-    target: Target,
+    x: Tensor, normalized_shape: list[int], weight: Tensor | None, bias: Tensor | None, eps: float, *, target: Target
 ) -> Steps:
     length = trailing(x, normalized_shape)
     check_affine(length, weight, bias)
@@ -150,12 +144,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Steps:
 
 @op("aten.rms_norm.default", fits="x float", by_row="norm")
 def rms_norm_shaped(
-    x: Tensor,
-    normalized_shape: list[int],
-    weight: Tensor | None = None,
-    eps: float | None = None,
-    *,
-    target: Target,
+    x: Tensor, normalized_shape: list[int], weight: Tensor | None = None, eps: float | None = None, *, target: Target
 ) -> Steps:
     length = trailing(x, normalized_shape)
     check_affine(length, weight, None)

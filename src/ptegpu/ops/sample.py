@@ -13,8 +13,7 @@ from ..errors import ShapeError
 from ..graph.graph import Tensor
 from ..kernels import sample as kernels
 from ..kernels.sample import PART_WORDS
-from ..kernels.sample_rows import each_row
-from ..kernels.sample_selection import BINS, DIGITS, STATE_WORDS, Pick, draw, select
+from ..kernels.sample_selection import BINS, DIGITS, STATE_WORDS, Pick, draw, each_row, select
 from ..plan.target import Target
 from ..sampling import DRAW, PENALTY, SETTINGS, TOP_K, TOP_P
 from ..sizes import largest
