@@ -69,7 +69,6 @@ class Division:
 
     @property
     def keys(self) -> int:
-        """The keys of a step."""
         return self.workgroup // KEY_LANES * self.each
 
     @property

@@ -61,7 +61,6 @@ class Lanes:
         return self.in_subgroup > 1
 
     def groups(self, rows: int) -> int:
-        """Return the number of workgroups for these rows."""
         return -(-rows // self.rows)
 
     def place(self, block: str = "group") -> str:

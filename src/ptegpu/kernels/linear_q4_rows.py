@@ -33,7 +33,6 @@ class InputRows:
 
     @property
     def elements(self) -> int:
-        """Elements of a block."""
         return self.layout.words * self.packing.elements
 
     def memory(self) -> dict[str, tuple[str, int]]:

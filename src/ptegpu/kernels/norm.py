@@ -127,7 +127,6 @@ def norm(
 
 
 def _piece_size(part: str, quads: bool) -> str:
-    """Return the number of elements of a piece as a float."""
     return f"f32(min(P.piece, P.length - {part} * P.piece) * {4 if quads else 1}u)"
 
 

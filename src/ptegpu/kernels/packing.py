@@ -31,7 +31,6 @@ class Packing:
 
     @property
     def elements(self) -> int:
-        """Elements of a word."""
         return 32 // self.bits
 
     @property

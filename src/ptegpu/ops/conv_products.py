@@ -110,7 +110,6 @@ def window_of(
 
 
 def _numbers(p: Product) -> dict[str, float]:
-    """Return the parameters of the epilogue."""
     bounds = dict(zip(("low", "high"), p.clamp, strict=True)) if p.clamp else {}
     return bounds | dict(p.epilogue.numbers if p.epilogue else {})
 

@@ -100,7 +100,6 @@ def attention(node: Node, uses: Uses) -> tuple[Node, set[Node]] | None:
 
 
 def _operator(node: Node) -> Core | None:
-    """Return the attention that an operator computes."""
     (*operands, mask), a = (*node.args[:4], None)[:4], node.op.named(node.args)
     q, k, v = (t if isinstance(t, Tensor) and t.rank == 4 else None for t in operands)
     if q is None or k is None or v is None or not isinstance(mask, Tensor | None):

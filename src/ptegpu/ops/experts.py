@@ -30,6 +30,9 @@ def _expert_bounds(a: Mapping[str, Any]) -> Iterable[Bounded]:
     yield Bounded(a["experts"], 0, a["count"])
 
 
+EXPERTS: dict[str, Any] = {"splits": ("weight",), "indexes": _expert_bounds}
+
+
 def _products(
     form: WeightKind,
     x: Tensor,
@@ -68,23 +71,13 @@ def _products(
         yield cast(y, out, target)
 
 
-@op(
-    "ptegpu.linear_experts.default",
-    splits=("weight",),
-    indexes=_expert_bounds,
-    fits="x float[..., k], weight float[_, k], experts int32",
-)
+@op("ptegpu.linear_experts.default", fits="x float[..., k], weight float[_, k], experts int32", **EXPERTS)
 def linear_experts(x: Tensor, weight: Tensor, experts: Tensor, count: int, *, target: Target) -> Steps:
     """Multiply x (S, K) or (S, A, K) by the rows of experts int32 (S, A) in a weight (count · N, K), to (S, A, N)."""
     yield from _products("float", x, weight, None, experts, count, 0, target)
 
 
-@op(
-    "ptegpu.linear_experts_q8.default",
-    splits=("weight",),
-    indexes=_expert_bounds,
-    fits="x float, weight int8[r, k], scales float[r], experts int32",
-)
+@op("ptegpu.linear_experts_q8.default", fits="x float, weight int8[r, k], scales float[r], experts int32", **EXPERTS)
 def linear_experts_q8(
     x: Tensor, weight: Tensor, scales: Tensor, experts: Tensor, count: int, *, target: Target
 ) -> Steps:
@@ -96,9 +89,8 @@ def linear_experts_q8(
 
 @op(
     "ptegpu.linear_experts_q4.default",
-    splits=("weight",),
-    indexes=_expert_bounds,
     fits="x float, weight int8|uint8[r, _], scales float[_, r], experts int32",
+    **EXPERTS,
 )
 def linear_experts_q4(
     x: Tensor, weight: Tensor, scales: Tensor, group: int, experts: Tensor, count: int, *, target: Target

@@ -51,7 +51,6 @@ class Fused:
         return tuple(o for n in self.members for o in tensors(n) if o not in viewed)
 
     def node(self) -> Node:
-        """Return the node of this rule."""
         inner = {o for n in self.members for o in n.outs}
         values = dict.fromkeys(v for n in self.members for v in n.values() if v not in inner)
         op = OpDef(

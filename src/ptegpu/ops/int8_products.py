@@ -54,7 +54,6 @@ def quantised(p: Product, target: Target) -> Generator[Step, Any, Product]:
 
 
 def _words(p: Product) -> int:
-    """Return the number of words of a row of x."""
     return ceil(p.k, 4) if p.window else p.a.shape[-1] // 4
 
 

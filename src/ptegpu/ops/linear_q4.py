@@ -9,6 +9,8 @@ from ..graph.graph import Tensor
 from .product import Packed, Product
 from .registry import Out, Steps, op
 
+LINEAR = {"role": "product", "by_row": "product"}
+
 
 def check(x: Tensor, weight: Tensor, packed: Packed, bias: Tensor | None) -> None:
     """Raise ShapeError unless the shapes of x (…, K), the weight with N rows, its scales and the bias match."""
@@ -38,13 +40,7 @@ def linear(x: Tensor, weight: Tensor, packed: Packed, bias: Tensor | None = None
     yield product(x, weight, packed, bias, out)
 
 
-@op(
-    "et_vk.linear_q4gsw.default",
-    splits=("weights",),
-    fits="x float, weights int8|uint8",
-    role="product",
-    by_row="product",
-)
+@op("et_vk.linear_q4gsw.default", splits=("weights",), fits="x float, weights int8|uint8", **LINEAR)
 def linear_q4gsw(
     x: Tensor, weights: Tensor, weight_scales: Tensor, group_size: int, bias: Tensor | None = None
 ) -> Steps:
@@ -55,13 +51,7 @@ def linear_q4gsw(
     yield from linear(x, weights, Packed(weight_scales, 4, group_size), bias)
 
 
-@op(
-    "et_vk.linear_qcs4w.default",
-    splits=("weight",),
-    fits="x float, weight int8|uint8",
-    role="product",
-    by_row="product",
-)
+@op("et_vk.linear_qcs4w.default", splits=("weight",), fits="x float, weight int8|uint8", **LINEAR)
 def linear_qcs4w(x: Tensor, weight: Tensor, scales: Tensor) -> Steps:
     """Multiply by a weight (N, K / 2) with scales (N). Elements are offset by 8, even ones in the high half of a byte.
 
@@ -70,13 +60,7 @@ def linear_qcs4w(x: Tensor, weight: Tensor, scales: Tensor) -> Steps:
     yield from linear(x, weight, Packed(scales, 4, max(1, 2 * weight.shape[-1]), high_first=True))
 
 
-@op(
-    "aten._weight_int8pack_mm.default",
-    splits=("weight",),
-    fits="x float, weight int8",
-    role="product",
-    by_row="product",
-)
+@op("aten._weight_int8pack_mm.default", splits=("weight",), fits="x float, weight int8", **LINEAR)
 def weight_int8pack_mm(x: Tensor, weight: Tensor, scales: Tensor) -> Steps:
     """Multiply by an int8 weight (N, K) with scales (N)."""
     yield from linear(x, weight, Packed(scales, 8, max(1, weight.shape[-1])))

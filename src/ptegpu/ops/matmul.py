@@ -7,6 +7,7 @@ import math
 from ..errors import ShapeError
 from ..graph.graph import Shape, Tensor
 from ..plan.target import Target
+from .linear_q4 import LINEAR
 from .pointwise import broadcast_strides, pointwise
 from .product import Product, Strides
 from .registry import Number, Out, Scratch, Steps, broadcast, op
@@ -33,7 +34,7 @@ def _batched(x: Tensor, y: Tensor, bias: Tensor | None = None, beta: Number = 1,
     yield Product(x, y, False, batch, m, n, k, out, strides, 0, bias, bias_strides, alpha=alpha, beta=beta)
 
 
-@op("aten.mm.default", fits="x number[m, k], y x[k, n] -> x", role="product", by_row="product")
+@op("aten.mm.default", fits="x number[m, k], y x[k, n] -> x", **LINEAR)
 def mm(x: Tensor, y: Tensor) -> Steps:
     yield from _batched(x, y)
 
@@ -53,13 +54,7 @@ def baddbmm(bias: Tensor, x: Tensor, y: Tensor, beta: Number = 1, alpha: Number 
     yield from _batched(x, y, bias, beta, alpha)
 
 
-@op(
-    "aten.linear.default",
-    splits=("weight",),
-    fits="x number[..., k], weight x[..., k], bias x -> x",
-    role="product",
-    by_row="product",
-)
+@op("aten.linear.default", splits=("weight",), fits="x number[..., k], weight x[..., k], bias x -> x", **LINEAR)
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, target: Target) -> Steps:
     """Multiply x (…, K) by weight (N, K)ᵀ, or by weight (K)."""
     if weight.rank != 2 and (weight.rank != 1 or weight.parts):

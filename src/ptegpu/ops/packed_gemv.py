@@ -86,7 +86,6 @@ class GemvPlan:
     quads: bool
 
     def groups(self, n: int) -> int:
-        """Return the number of workgroups for n columns."""
         return ceil(n, self.gemv.rows * self.gemv.slots)
 
 
