@@ -109,11 +109,6 @@ def window_of(
     return ConvWindow(size, kernel, steps, pads, spread, out, output_padding is not None)
 
 
-def _numbers(p: Product) -> dict[str, float]:
-    bounds = dict(zip(("low", "high"), p.clamp, strict=True)) if p.clamp else {}
-    return bounds | dict(p.epilogue.numbers if p.epilogue else {})
-
-
 def _storages(p: Product, target: Target, *, quads: bool = False) -> kernels.Storages:
     stored = p.y.dtype if quads else store_type(p.y.dtype, target)
     bias, epilogue = p.bias.dtype if p.bias else None, p.epilogue.kernel if p.epilogue else None
@@ -124,7 +119,7 @@ def _launch(p: Product, kernel: KernelSpec, count: int, params: Mapping[str, int
     """Return a dispatch with an invocation for each of `count` pieces of the output."""
     shared = {"count": count, "sets": p.matrix_count or 1, "per_group": p.n, "depth": p.depth}
     groups = -(-count // kernel.kernel.workgroup)
-    words = {**shared, **params, **_numbers(p)}
+    words = {**shared, **params, **p.epilogue_numbers}
     return Dispatch(kernel, [p.a, p.b, *p.added], [p.y], groups, words, flops=p.flops, label=p.label)
 
 
@@ -165,7 +160,7 @@ def phases(p: Product, target: Target) -> Steps:
     params = {"channels": channels, "per_group": p.n, **w.params("osp")}
     params |= {f"q{k}": inner.out[k] for k in w.axes}
     params |= {f"first{k}": w.padding[k] // w.stride[k] for k in w.axes}
-    yield _quads(p, kernel, [sums, *p.added], p.y, {**params, **_numbers(p)})
+    yield _quads(p, kernel, [sums, *p.added], p.y, {**params, **p.epilogue_numbers})
 
 
 def has_phases(p: Product, target: Target) -> bool:

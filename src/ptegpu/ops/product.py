@@ -136,18 +136,12 @@ class Product(Work):
 
     def columns(self, y: Tensor) -> list[Product]:
         """Return a product for each part of the matrix, with its columns of y."""
-        return [
-            replace(
-                self,
-                b=part,
-                packed=replace(self.packed, first=first) if self.packed else None,
-                n=part.shape[0],
-                y=y,
-                y_offset=first,
-                bias_offset=first * self.bias_strides[2],
-            )
-            for first, part in self.b.parts
-        ] or [self]
+        products = []
+        for first, part in self.b.parts:
+            packed, bias = self.packed and replace(self.packed, first=first), first * self.bias_strides[2]
+            columns = replace(self, b=part, packed=packed, n=part.shape[0], y=y, y_offset=first, bias_offset=bias)
+            products.append(columns)
+        return products or [self]
 
     @property
     def added(self) -> list[Tensor]:
@@ -172,7 +166,6 @@ class Product(Work):
 
     @property
     def channels(self) -> int:
-        """The channels of the output."""
         return self.n * (self.matrix_count or 1)
 
     @property
@@ -217,11 +210,12 @@ class Product(Work):
         if self.bias:
             words |= dict(zip(("bias_batch", "bias_row", "bias_column"), self.bias_strides, strict=True))
             words |= {"bias_first": self.bias_offset, "beta": self.beta}
-        if self.clamp:
-            words |= dict(zip(("low", "high"), self.clamp, strict=True))
-        if self.epilogue:
-            words |= self.epilogue.numbers
-        return words | extra
+        return words | self.epilogue_numbers | extra
+
+    @property
+    def epilogue_numbers(self) -> dict[str, int | float]:
+        bounds = dict(zip(("low", "high"), self.clamp, strict=True)) if self.clamp else {}
+        return {**bounds, **(self.epilogue.numbers if self.epilogue else {})}
 
     @property
     def scaling(self) -> dict[str, int]:
