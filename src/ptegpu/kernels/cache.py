@@ -58,14 +58,10 @@ def write_pages(
   if (found < 0 || u32(found) >= P.pages) {{ return; }}
   let to = (u32(found) * {page}u + u32(position) % {page}u) * P.width + i % P.width;
 {moves}"""
-    return build(
-        "write_pages",
-        body,
-        target=target,
-        reads={**{f"value{n}": Storage(d, lanes) for n, d in enumerate(values)}, "rows": I32, "tables": I32},
-        writes={f"cache{n}": Storage(d, lanes) for n, d in enumerate(caches)},
-        params=u32s("queries", "width", "table_width", "sequences", "pages"),
-    )
+    reads = {**{f"value{n}": Storage(d, lanes) for n, d in enumerate(values)}, "rows": I32, "tables": I32}
+    writes = {f"cache{n}": Storage(d, lanes) for n, d in enumerate(caches)}
+    params = u32s("queries", "width", "table_width", "sequences", "pages")
+    return build("write_pages", body, target=target, reads=reads, writes=writes, params=params)
 
 
 @cached(64)

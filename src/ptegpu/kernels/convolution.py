@@ -230,19 +230,16 @@ def transposed(s: Storages, rank: int, target: Target) -> KernelSpec:
         place = f"let at = (matrix * P.per_group + channel + {j}u) * P.positions + position;"
         store = f"y_put(at, finish(group_ * P.per_group + channel + {j}u, at, sum{j}));"
         body.append(f"if (channel + {j}u < P.per_group) {{ {place} {store} }}")
+    reads = s.reads()
+    writes = {"y": Storage(s.y)}
+    params = [
+        *u32s("count", "positions", "blocks", "sets", "per_group", "depth", "plane", "taps"),
+        *_axes("i32", "ikspd", axes),
+        *_axes("u32", "o", axes),
+        *s.params(),
+    ]
     return build(
-        "convolution_transposed",
-        body,
-        target=target,
-        reads=s.reads(),
-        writes={"y": Storage(s.y)},
-        params=[
-            *u32s("count", "positions", "blocks", "sets", "per_group", "depth", "plane", "taps"),
-            *_axes("i32", "ikspd", axes),
-            *_axes("u32", "o", axes),
-            *s.params(),
-        ],
-        helpers=s.finish(),
+        "convolution_transposed", body, target=target, reads=reads, writes=writes, params=params, helpers=s.finish()
     )
 
 

@@ -26,14 +26,10 @@ def embedding(weight: DType, indices: DType, out: DType, lanes: int, target: Tar
   let row = u32(clamp(index_at(i / P.width), 0, i32(P.total) - 1));
   if (row < P.first || row - P.first >= P.rows) {{ return; }}
   y_put{suffix}(i, {value if lanes == 4 else convert(value, kind, to)});"""
-    return build(
-        "embedding",
-        body,
-        target=target,
-        reads={"w": Storage(weight, lanes), "index": Storage(indices)},
-        writes={"y": Storage(out, lanes)},
-        params=u32s("n", "width", "total", "first", "rows"),
-    )
+    reads = {"w": Storage(weight, lanes), "index": Storage(indices)}
+    writes = {"y": Storage(out, lanes)}
+    params = u32s("n", "width", "total", "first", "rows")
+    return build("embedding", body, target=target, reads=reads, writes=writes, params=params)
 
 
 @cached(64)

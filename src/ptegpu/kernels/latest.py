@@ -38,12 +38,9 @@ def keep(target: Target) -> KernelSpec:
   if (row < 0 || u32(row) >= P.rows) { return; }
   let sequence = rows_at(2u * u32(row));
   if (sequence >= 0 && u32(sequence) < P.sequences) { latest_put(u32(sequence), tokens_at(i)); }"""
+    reads = {"tokens": I32, "rows": I32, "wanted": I32}
+    writes = {"latest": I32}
+    params = u32s("count", "rows", "sequences")
     return build(
-        "latest_keep",
-        body,
-        target=target,
-        reads={"tokens": I32, "rows": I32, "wanted": I32},
-        writes={"latest": I32},
-        params=u32s("count", "rows", "sequences"),
-        workgroup=target.workgroup(64),
+        "latest_keep", body, target=target, reads=reads, writes=writes, params=params, workgroup=target.workgroup(64)
     )

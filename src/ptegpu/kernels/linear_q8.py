@@ -172,14 +172,9 @@ def pack_rows(x: DType, scale: DType | None, zero: DType | None, interleaved: bo
     if scale and zero:
         reads |= {"x_scales": Storage(scale), "x_zeros": Storage(zero)}
     numbers = [("x_inverse", "f32"), ("x_zero", "f32")] if x.is_float and not scale else []
-    return build(
-        "linear_q8_pack_rows",
-        "\n".join(body),
-        target=target,
-        reads=reads,
-        writes={"y": Storage(DType.I8, 4)},
-        params=[*u32s("rows", "k", "words"), *numbers],
-    )
+    writes = {"y": Storage(DType.I8, 4)}
+    params = [*u32s("rows", "k", "words"), *numbers]
+    return build("linear_q8_pack_rows", "\n".join(body), target=target, reads=reads, writes=writes, params=params)
 
 
 @cached(256)

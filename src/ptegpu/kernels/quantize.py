@@ -87,11 +87,6 @@ def qparams_of_extremes(rule: str, scale: DType, zero: DType, target: Target) ->
         *_store(rule, scale, zero),
         "  }",
     ]
-    return build(
-        "qparams_of_extremes",
-        "\n".join(body),
-        target=target,
-        reads={"lowest": Storage(DType.F32), "highest": Storage(DType.F32)},
-        writes={"scale": Storage(scale), "zero": Storage(zero)},
-        params=PARAMS,
-    )
+    reads = {"lowest": Storage(DType.F32), "highest": Storage(DType.F32)}
+    writes = {"scale": Storage(scale), "zero": Storage(zero)}
+    return build("qparams_of_extremes", "\n".join(body), target=target, reads=reads, writes=writes, params=PARAMS)

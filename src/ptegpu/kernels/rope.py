@@ -69,13 +69,10 @@ def rope(style: str, xs: tuple[DType, ...], tables: tuple[DType, ...], symbolic:
         load = f"let v = {n}_at4(i); " if style != "halves" else ""
         lines.append(f"  if (i < P.{n}_quads) {{ {load}{n}_out_put4(i, {value}); return; }}")
         lines.append(f"  i -= P.{n}_quads;")
+    reads = {n: Storage(d, 1 if style == "halves" else 4) for n, d in zip(names, xs, strict=True)} | {
+        n: Storage(d) for n, d in zip(("cos", "sin"), tables, strict=False)
+    }
+    writes = {f"{n}_out": Storage(d, 4) for n, d in zip(names, xs, strict=True)}
     return build(
-        f"rope_{style}",
-        "\n".join(lines),
-        target=target,
-        reads={n: Storage(d, 1 if style == "halves" else 4) for n, d in zip(names, xs, strict=True)}
-        | {n: Storage(d) for n, d in zip(("cos", "sin"), tables, strict=False)},
-        writes={f"{n}_out": Storage(d, 4) for n, d in zip(names, xs, strict=True)},
-        params=params,
-        helpers=helpers,
+        f"rope_{style}", "\n".join(lines), target=target, reads=reads, writes=writes, params=params, helpers=helpers
     )

@@ -207,12 +207,6 @@ def spread(ys: tuple[DType, ...], scaled: tuple[bool, bool], target: Target) -> 
     body = [*_EACH, "let v = total(z, row, column, 0u); var at = column;"]
     for k in range(len(ys)):
         body.append(f"if (at < P.n{k}) {{ y{k}_put4((row * P.n{k} + at) / 4u, v); return; }} at -= P.n{k};")
-    return build(
-        "matrix_finish",
-        body,
-        target=target,
-        reads=reads,
-        writes={f"y{k}": Storage(y, 4) for k, y in enumerate(ys)},
-        params=[(n, "u32") for n in ("batch", "sets", "m", "n", *_SUMS, *(f"n{k}" for k in range(len(ys))))],
-        helpers=total,
-    )
+    writes = {f"y{k}": Storage(y, 4) for k, y in enumerate(ys)}
+    params = [(n, "u32") for n in ("batch", "sets", "m", "n", *_SUMS, *(f"n{k}" for k in range(len(ys))))]
+    return build("matrix_finish", body, target=target, reads=reads, writes=writes, params=params, helpers=total)

@@ -122,11 +122,7 @@ def adamw(param: DType, m: DType, v: DType, grad: DType, target: Target) -> Kern
   let moved = param_at4(q) * P.decay - P.lr * (mean_now / P.correction1) / size;
   param_put4(q, moved); mean_put4(q, mean_now); square_put4(q, square_now);
   y_param_put4(q, moved); y_mean_put4(q, mean_now); y_square_put4(q, square_now);"""
-    return build(
-        "adamw",
-        body,
-        target=target,
-        reads={"grad": Storage(grad, 4)},
-        writes=states | {f"y_{name}": storage for name, storage in states.items()},
-        params=[("n", "u32"), *((p, "f32") for p in STEP)],
-    )
+    reads = {"grad": Storage(grad, 4)}
+    writes = states | {f"y_{name}": storage for name, storage in states.items()}
+    params = [("n", "u32"), *((p, "f32") for p in STEP)]
+    return build("adamw", body, target=target, reads=reads, writes=writes, params=params)
