@@ -190,8 +190,8 @@ def used(cached: bool, paged: bool = False) -> str:
 
 def sight(form: Form) -> str:
     """Return `start`, `length`, `used`, and the number of keys `seen` by a row."""
-    seen = "min(start() + row / P.sharing + 1u, length())" if form.causal else "length()"
-    return f"{used(form.cached, form.paged)}\nfn seen(row: u32) -> u32 {{ return {seen}; }}"
+    visible = "min(start() + row / P.sharing + 1u, length())" if form.causal else "length()"
+    return f"{used(form.cached, form.paged)}\nfn seen(row: u32) -> u32 {{ return {visible}; }}"
 
 
 def _turned(name: str, turn: Turn) -> str:

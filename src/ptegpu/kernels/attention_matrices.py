@@ -110,7 +110,7 @@ def tiles(form: Form, target: Target) -> KernelSpec:
     dim, value_dim, keys = form.dim, form.value_dim, tile_keys(form.dim, form.value_dim, target)
     scaled = {n: d is not DType.F16 for n, d in (("q", form.q), ("k", form.k), ("v", form.v))}
     k_line, line, own = dim + PAD, keys + PAD, keys // 2
-    deep, wide, held = dim // 16, keys // 16, value_dim // 16
+    deep, wide, results = dim // 16, keys // 16, value_dim // 16
     q, k, v = _Transfer("q", dim, TILE_ROWS), _Transfer("k", dim, keys), _Transfer("v", value_dim, keys, keys * k_line)
     key_set, key_last, each = "zh * P.key_blocks", "(length() - 1u) / 16u", keys // ROWS
     factor = "factors[at + c]"
@@ -139,7 +139,7 @@ def tiles(form: Form, target: Target) -> KernelSpec:
 
     def rounds() -> list[range]:
         """Return the matrices of results in groups that fit into `scores`."""
-        return [range(first, min(first + wide, held)) for first in range(0, held, wide)]
+        return [range(first, min(first + wide, results)) for first in range(0, results, wide)]
 
     def place(j: int) -> str:
         return f"sg * {16 * line}u + {16 * j}u"
@@ -201,7 +201,7 @@ def tiles(form: Form, target: Target) -> KernelSpec:
         "let turn = lid % 2u + own / 4u % 4u * 2u;",
         f"let mine = P.scale * {LOG2_E}{' * q_scales_at(zh * P.rows + row)' if scaled['q'] else ''};",
         f"var top = {LOWEST}; var base = {LOWEST}; var lift = 1.0; var sum = 0.0;",
-        *(f"var sum{j} = {SUMS}();" for j in range(held)),
+        *(f"var sum{j} = {SUMS}();" for j in range(results)),
         "workgroupBarrier();",
         "for (var step = from_; step < to; step++) {",
         *factors_of("(step + 1u)"),
@@ -242,10 +242,10 @@ def tiles(form: Form, target: Target) -> KernelSpec:
     for d in range(wide):
         body.append("{")
         body.append(f"let left = subgroupMatrixLoad<{LEFT}>(&weights, sg * {16 * line}u + {16 * d}u, false, {line}u);")
-        for j in range(held):
+        for j in range(results):
             at = f"{keys * k_line + 16 * d * (value_dim + PAD) + 16 * j}u"
             body.append(f"let v{j} = subgroupMatrixLoad<{RIGHT}>(&tile, {at}, false, {value_dim + PAD}u);")
-        body += [f"sum{j} = subgroupMatrixMultiplyAccumulate(left, v{j}, sum{j});" for j in range(held)]
+        body += [f"sum{j} = subgroupMatrixMultiplyAccumulate(left, v{j}, sum{j});" for j in range(results)]
         body.append("}")
     body += ["}", "highest[lid] = sum; heaviest[lid] = select(top, base, lid % 2u == 1u);"]
     for which in rounds():

@@ -42,14 +42,14 @@ def norm(
     mean: DType | None,  # the dtype of the rows' means; None: not written
     rstd: DType | None,
     quads: bool,  # loads are aligned quads
-    held: int,  # loads that each lane keeps in registers
+    registers: int,  # loads that each lane keeps in registers
     lanes: Lanes,
     target: Target,
 ) -> KernelSpec:
     four, element = ("4", "vec4<f32>") if quads else ("", "f32")
     at = "base + j" if layout != "row" else "base + (j / P.inner) * P.stride + j % P.inner"
     place, begin, end = cut_place(stage, lanes)
-    sweep = Sweep(lanes, held, f"x_at{four}({at})", begin, end)
+    sweep = Sweep(lanes, registers, f"x_at{four}({at})", begin, end)
     result = "(v - mean) * rstd" if centred else "v * rstd"
     if weight:
         result = f"{result} * {_affine('weight', layout, four)}"

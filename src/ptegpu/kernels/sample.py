@@ -87,8 +87,8 @@ def statistics(logits: DType, draws: bool, penalised: bool, target: Target) -> K
     lanes = lanes_of(target)
     changed = "l"
     if penalised:
-        seen = "((seen_at(i >> 5u) >> (i & 31u)) & 1) == 1"
-        changed = f"select(l, select(l * {setting('relief')}, l * {setting('penalty')}, l < 0.0), {seen})"
+        is_seen = "((seen_at(i >> 5u) >> (i & 31u)) & 1) == 1"
+        changed = f"select(l, select(l * {setting('relief')}, l * {setting('penalty')}, l < 0.0), {is_seen})"
     changed = f"({changed}) * {setting('scale')}" if draws else changed
     put = "x_put(i, v);" if draws else ""
     body = [

@@ -75,7 +75,7 @@ def prepare(source: BlockSource, target: Target, across: int = 0, exact: bool = 
     if source.live:
         body.append(f"let live = {source.live}; if (part * {share}u / {ROWS}u * {ROWS}u >= live) {{ return; }}")
     body.append(f"let row = z * P.m + min(place, {live} - 1u);")
-    whole = f"for (var i = first; 8u * i < P.k; i += {across}u) {{"
+    loop = f"for (var i = first; 8u * i < P.k; i += {across}u) {{"
 
     def agree(both: str) -> list[str]:
         """Return lines in which the invocations of a row combine their values in `top`."""
@@ -90,7 +90,7 @@ def prepare(source: BlockSource, target: Target, across: int = 0, exact: bool = 
     if source.normed:
         body += [
             "var squares = 0.0;",
-            f"{whole} let v = plain(row, i); squares += dot(v.low, v.low) + dot(v.high, v.high); }}",
+            f"{loop} let v = plain(row, i); squares += dot(v.low, v.low) + dot(v.high, v.high); }}",
             "top[lid] = squares;",
             *agree("top[lid] + other"),
             "inverse = inverseSqrt(top[own] / f32(P.k) + P.eps);",
@@ -98,7 +98,7 @@ def prepare(source: BlockSource, target: Target, across: int = 0, exact: bool = 
         ]
     if source.scaled:
         look = [
-            whole,
+            loop,
             "  let v = eight(row, i); let each = max(abs(v.low), abs(v.high));",
             "  most = max(most, max(max(each.x, each.y), max(each.z, each.w)));",
             "}",

@@ -60,7 +60,7 @@ fn pair(byte: u32) -> i32 {
 
 @cached(64)
 def cross_entropy(
-    x: DType, labels: DType, out: DType, quads: bool, held: int, lanes: Lanes, target: Target
+    x: DType, labels: DType, out: DType, quads: bool, registers: int, lanes: Lanes, target: Target
 ) -> KernelSpec:
     """Compute the loss of each row and its gradient, both over `P.n_valid`; zero for a row with a negative label.
 
@@ -68,7 +68,7 @@ def cross_entropy(
     that exactly one lane meets the label and writes the loss.
     """
     four, element = ("4", "vec4<f32>") if quads else ("", "f32")
-    sweep = Sweep(lanes, held, f"x_at{four}(row * P.length + j)")
+    sweep = Sweep(lanes, registers, f"x_at{four}(row * P.length + j)")
     place = "label / 4u" if quads else "label"
     picked = "v[label % 4u]" if quads else "v"
     hot = "vec4<u32>(j * 4u) + vec4<u32>(0u, 1u, 2u, 3u) == vec4<u32>(label)" if quads else "j == label"

@@ -123,8 +123,8 @@ def _divided(products: Sequence[Product], pair: bool, normed: bool, target: Targ
 
 def serves(p: Product, target: Target) -> bool:
     """Return True if the product is computed here."""
-    few = p.packed is not None and p.transposed and p.k > 0 and p.m <= min(MAX_ROWS, target.few_rows)
-    return bool(few and not tensor_core_products.serves(p, target))
+    supported = p.packed is not None and p.transposed and p.k > 0 and p.m <= min(MAX_ROWS, target.few_rows)
+    return bool(supported and not tensor_core_products.serves(p, target))
 
 
 def gemv(p: Product, target: Target) -> Steps:

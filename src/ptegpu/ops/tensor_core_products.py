@@ -269,6 +269,6 @@ def _supports(p: Product, target: Target) -> bool:
         return False
     if p.window and (p.transposed or p.matrix_count != 1 or (not rounds(p, target) and p.m <= NARROW)):
         return False
-    kept = target.kept_bytes > 0 and p.packed and p.b.kind == "constant" and rounds(p, target)
-    enough = p.k >= SHORTEST and p.m >= (FEW if kept else FEWEST) and p.n >= FEWEST
+    keeps_blocks = target.kept_bytes > 0 and p.packed and p.b.kind == "constant" and rounds(p, target)
+    enough = p.k >= SHORTEST and p.m >= (FEW if keeps_blocks else FEWEST) and p.n >= FEWEST
     return bool((p.transposed or not p.packed) and enough)
