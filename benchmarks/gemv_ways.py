@@ -17,7 +17,7 @@ from ptegpu.gpu.stress import warm
 from ptegpu.gpu.timer import Timer
 from ptegpu.kernels.gemv import Gemv
 from ptegpu.ops import packed_gemv
-from ptegpu.ops.packed_gemv import Choice
+from ptegpu.ops.packed_gemv import GemvChoice
 from ptegpu.passes.memory import ConstantKey
 from ptegpu.plan.target import Target
 
@@ -47,16 +47,16 @@ def ways(bench: Bench) -> Iterator[Row]:
                     yield bench.row("ways", case, way, dict, figures | {"note": label})
 
 
-def grid(m: int, target: Target) -> Iterator[Choice]:
+def grid(m: int, target: Target) -> Iterator[GemvChoice]:
     """Yield the ways to measure, with workgroups of 64 to 256 invocations."""
     words_of = (1, 4) if m == 1 else (1, 2)
     for rows, lanes, words, staged in itertools.product((1, 2, 4, 8), (32, 64, 256), words_of, (False, True)):
         for workgroup in (64, 128, 256):
             if lanes <= workgroup <= target.max_invocations and rows * m <= MOST_SUMS:
-                yield Choice(Gemv(rows, lanes, words, workgroup // lanes, staged))
+                yield GemvChoice(Gemv(rows, lanes, words, workgroup // lanes, staged))
 
 
-def fits(choice: Choice, k: int, rows: int, target: Target) -> bool:
+def fits(choice: GemvChoice, k: int, rows: int, target: Target) -> bool:
     """Return whether there is a load for each lane, and enough shared memory."""
     loads = -(-k // (8 * choice.gemv.words))
     shared = rows * loads * choice.gemv.words * 32 if choice.gemv.staged else 0
@@ -64,7 +64,7 @@ def fits(choice: Choice, k: int, rows: int, target: Target) -> bool:
     return choice.gemv.lanes <= loads and shared + tree + 1024 <= target.max_shared_bytes
 
 
-def name(choice: Choice) -> str:
+def name(choice: GemvChoice) -> str:
     g = choice.gemv
     return f"rows {g.rows}, lanes {g.lanes}, words {g.words}, slots {g.slots}{', staged' * g.staged}"
 
@@ -83,7 +83,7 @@ def swept(bench: Bench, way: Way, layers: Layers, results: list[tuple[float, str
     with ExitStack() as sessions:  # one per way; all share the weights
         constants = SharedConstants()
         for label, choice in track(choices, "compiling", console=bench.console, transient=True):
-            packed_gemv.GEMVS = (Choice(choice.gemv),)
+            packed_gemv.GEMVS = (GemvChoice(choice.gemv),)
             try:
                 plan = Planner(graph, target, names=names).cover().plan()
             finally:

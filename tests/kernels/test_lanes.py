@@ -22,8 +22,8 @@ from ptegpu.kernels.lanes import (
     HELD_ROWS,
     MAX,
     SUM,
-    Choice,
     Lanes,
+    LaneTable,
     Sweep,
     choose,
     held,
@@ -157,7 +157,7 @@ def test_pieces_cover_a_row_and_fit_the_registers(loads: int) -> None:
 
 @pytest.mark.parametrize("choice", CHOICES, ids=["along", "across", "held rows", "held columns"])
 @pytest.mark.parametrize("target", TARGETS)
-def test_what_is_chosen_fits_the_target(choice: Choice, target: Target) -> None:
+def test_what_is_chosen_fits_the_target(choice: LaneTable, target: Target) -> None:
     rows_and_loads = itertools.product((1, 3, 100, 5000, 200_000), (1, 4, 30, 200, 5000, 10**6))
     for subgroup, (rows, loads) in itertools.product((0, 4, 32), rows_and_loads):
         given = replace(target, subgroups=bool(subgroup), subgroup_size=subgroup)
@@ -175,5 +175,5 @@ def test_many_short_rows_share_a_workgroup_and_one_long_row_has_it_whole() -> No
     assert (1, 256) == ((few := choose(ALONG_ROWS, 1000, 3, target)).count, few.rows)
     assert (256, 1) == ((long := choose(ALONG_ROWS, 2, 10**5, target)).count, long.rows)
     assert {} == few.shared("f32", "a") and {"a": ("f32", 256)} == long.shared("f32", "a")
-    assert 8 == replace(long, subgroup=8).together and replace(long, subgroup=8).by_subgroup
+    assert 8 == replace(long, subgroup=8).in_subgroup and replace(long, subgroup=8).by_subgroup
     assert {"a": ("f32", 32)} == replace(long, subgroup=8).shared("f32", "a")

@@ -267,7 +267,7 @@ REFUSED = [
     (conv((1, 3, 4, 4), (5, 3, 3, 3), [0, 1]), "stride [0, 1] does not fit 2 dimensions"),
     (
         conv((1, 3, 4, 4), (5, 3, 3, 3), [1, 1 << 40]),
-        "stride [1, 1099511627776], padding [0, 0] and dilation [1, 1] are 16,777,216 at most",
+        "stride [1, 1099511627776], padding [0, 0] and dilation [1, 1] exceed 16,777,216",
     ),
     (
         conv((1, 3, 2, 4), (5, 3, 3, 3)),

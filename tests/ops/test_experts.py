@@ -109,9 +109,9 @@ REFUSED = [
     (
         "linear_experts",
         (T((3, 8)), T((12, 8)), T((3, 2), I32), 5),
-        "a weight of shape [12, 8] is not that of 5 experts for [3, 8]",
+        "a weight of shape [12, 8] does not fit 5 experts and x [3, 8]",
     ),
-    ("linear_experts_q8", (T((3, 6)), T((4, 6), I8), T((4,)), T((3, 2), I32), 2), "rows of 6 are no multiple of 4"),
+    ("linear_experts_q8", (T((3, 6)), T((4, 6), I8), T((4,)), T((3, 2), I32), 2), "rows of 6 are not a multiple of 4"),
     (
         "linear_experts_q4",
         (T((3, 32)), T((4, 16), U8), T((2, 4)), 32, T((3, 2), I32), 2),

@@ -80,8 +80,8 @@ def test_results_fit(text: str, place: int, dtype: DType, message: str) -> None:
     [
         ("y float", "fits='y float' must begin with 'x', and name tensors in this order: ['x', 'y']"),
         ("x float, z", "fits='x float, z' must begin with 'x', and name tensors in this order: ['x', 'y']"),
-        ("x floats", "fits='x floats': 'floats' is no dtype and no tensor"),
-        ("x float[n+1]", "fits='x float[n+1]': 'n+1' is no size"),
+        ("x floats", "fits='x floats': unknown dtype or tensor 'floats'"),
+        ("x float[n+1]", "fits='x float[n+1]': invalid size 'n+1'"),
         ("x float [", "fits='x float [': cannot read 'x float ['"),
     ],
 )

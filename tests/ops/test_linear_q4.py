@@ -157,7 +157,7 @@ WAYS = [
 @pytest.mark.parametrize("subgroups", [True, False])
 @pytest.mark.parametrize("way", WAYS, ids=str)
 def test_every_way_to_share_out(way, subgroups, monkeypatch):
-    monkeypatch.setattr(packed_gemv, "GEMVS", (packed_gemv.Choice(way),))
+    monkeypatch.setattr(packed_gemv, "GEMVS", (packed_gemv.GemvChoice(way),))
     check(q4((1,), 256, 21, 32, bias=True), subgroups=subgroups)
     check(q4((2,), 100, 12, 20), subgroups=subgroups)
     check(q4((1,), 64, 37, 32), subgroups=subgroups, device_class=ONE_UNIT)
@@ -169,7 +169,7 @@ def test_sums_of_eight_rows_fit_into_the_memory_of_browsers(k, n):
 
 
 def test_rows_too_long_for_workgroup_memory_are_not_staged(monkeypatch):
-    monkeypatch.setattr(packed_gemv, "GEMVS", (packed_gemv.Choice(Gemv(rows=1, lanes=32, staged=True)),))
+    monkeypatch.setattr(packed_gemv, "GEMVS", (packed_gemv.GemvChoice(Gemv(rows=1, lanes=32, staged=True)),))
     check(q4((1,), 4096, 3, 32), limits="browser", subgroups=False, f16=False)
 
 

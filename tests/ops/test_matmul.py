@@ -232,7 +232,7 @@ def test_choice_of_variant(size, name):
 
 
 def test_the_last_variant_has_no_condition():
-    assert product.VARIANTS[-1].when is product.Variant("", product.one_by_one).when
+    assert product.VARIANTS[-1].when is product.Algorithm("", product.one_by_one).when
 
 
 @pytest.mark.parametrize("dtype", [DType.F32, F16])

@@ -144,7 +144,7 @@ def joined(layer: Layer) -> Graph:
 @pytest.fixture(autouse=True)
 def staged(monkeypatch):
     """Products of one row read it from workgroup memory."""
-    monkeypatch.setattr(packed_gemv, "GEMVS", (packed_gemv.Choice(Gemv(rows=2, lanes=32, slots=4, staged=True)),))
+    monkeypatch.setattr(packed_gemv, "GEMVS", (packed_gemv.GemvChoice(Gemv(rows=2, lanes=32, slots=4, staged=True)),))
 
 
 def same(layer: Layer, calls: list[tuple[int, int]] = CALLS, **how: Any) -> Counter[str]:
@@ -214,7 +214,7 @@ def test_who_merges(monkeypatch):
     assert same(Layer(), FEWER[-6:])["attention_merge"] == 1
     monkeypatch.setattr(packed_gemv, "MOST_PARTS", 3)
     assert same(Layer(), FEWER[-6:])["attention_merge"] == 0
-    monkeypatch.setattr(packed_gemv, "GEMVS", (packed_gemv.Choice(Gemv(rows=2, lanes=32)),))
+    monkeypatch.setattr(packed_gemv, "GEMVS", (packed_gemv.GemvChoice(Gemv(rows=2, lanes=32)),))
     assert same(Layer(), FEWER[-6:])["attention_merge"] == 1
 
 

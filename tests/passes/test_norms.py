@@ -116,7 +116,7 @@ def test_in_a_browser(size):
 @pytest.mark.parametrize("m", [2, 8])
 def test_where_workgroup_memory_is_short(make, m, monkeypatch):
     """Sets of 256 lanes cannot add up the sums and the squares of 8 rows in 16 KiB."""
-    monkeypatch.setattr(packed_gemv, "GEMVS", (packed_gemv.Choice(Gemv(rows=2, lanes=256, words=1)),))
+    monkeypatch.setattr(packed_gemv, "GEMVS", (packed_gemv.GemvChoice(Gemv(rows=2, lanes=256, words=1)),))
     same(lambda: make(m, 1032, (5, 4), 8), 1, **FEATURES)
 
 
@@ -130,7 +130,7 @@ def test_workgroups_of_128():
 @pytest.mark.parametrize("subgroups", [True, False])
 @pytest.mark.parametrize("way", WAYS, ids=str)
 def test_every_way_to_share_out(way, subgroups, monkeypatch):
-    monkeypatch.setattr(packed_gemv, "GEMVS", (packed_gemv.Choice(way),))
+    monkeypatch.setattr(packed_gemv, "GEMVS", (packed_gemv.GemvChoice(way),))
     same(lambda: single(1, 256, (21,), 32), 1, subgroups=subgroups)
     same(lambda: projections(1, 256, (21, 40), 32, bias=True), 1, subgroups=subgroups)
     same(lambda: swiglu(2, 100, (12,), 20), 1, subgroups=subgroups)
@@ -216,7 +216,7 @@ def last(batch: int, length: int, k: int, index: int = -1, *, kept: bool = False
 @pytest.mark.parametrize("staged", [True, False])
 @pytest.mark.parametrize("k", [64, 30])
 def test_a_row_of_a_larger_tensor(k, staged, monkeypatch):
-    monkeypatch.setattr(packed_gemv, "GEMVS", (packed_gemv.Choice(Gemv(rows=2, lanes=32, staged=staged)),))
+    monkeypatch.setattr(packed_gemv, "GEMVS", (packed_gemv.GemvChoice(Gemv(rows=2, lanes=32, staged=staged)),))
     for index in (-1, 0, 3):
         same(lambda index=index: last(1, 5, k, index), 1)
     same(lambda: last(1, 1, k), 1)

@@ -124,7 +124,7 @@ WAYS = [
 @pytest.mark.parametrize("subgroups", [True, False])
 @pytest.mark.parametrize("way", WAYS, ids=str)
 def test_every_way_to_share_out(way, subgroups, monkeypatch):
-    monkeypatch.setattr(packed_gemv, "GEMVS", (packed_gemv.Choice(way),))
+    monkeypatch.setattr(packed_gemv, "GEMVS", (packed_gemv.GemvChoice(way),))
     same(lambda: projections(1, 256, (21, 40), 32, bias=True), 1, subgroups=subgroups)
     same(lambda: swiglu(2, 100, 12, 20), 1, subgroups=subgroups)
 

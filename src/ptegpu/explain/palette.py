@@ -23,7 +23,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "product": ("matmul", "linear_q4", "linear_q8", "training"),
     "norm": ("norm", "softmax"),
     "reduction": ("reduce", "pooling", "sample"),
-    "lookup": ("embedding", "embedding_q4", "index"),
+    "lookup": ("embedding", "index"),
     "elementwise": ("elementwise", "pointwise", "quantize", "fill"),
     "moves": ("views", "moves", "concat", "resampling"),
     "size": ("symbols",),

@@ -1,19 +1,19 @@
 """Attention: y[row] = Σₜ softmaxₜ(scale · q[row] · k[t] + mask[row, t]) · v[t], with scores that never leave the chip.
 
 A *row* is one query of one of the `sharing` query heads that share a key-value head: row = query · sharing + head.
-The rows of a key-value head are computed together, so that its keys and values are read once for all of them.
+A kernel computes all rows of a key-value head, so that its keys and values are read once.
 
-- `attention_tiles.tiles`: 64 rows against 32 keys at a time, both products from workgroup memory;
-- `attention_matrices.tiles`: the same on matrix units;
-- `attention_rows.rows`: a few rows, where a workgroup's slices take values with softmaxes of their own;
-- `attention_merge.merge`: joins the parts of rows whose keys were split over workgroups (flash decoding).
+- `attention_tiles.tiles`: 64 rows by 32 keys at a time, both products from workgroup memory;
+- `attention_matrices.tiles`: 64 rows by up to 64 keys at a time, on matrix units;
+- `attention_rows.rows`: a few rows, where slices of a workgroup have values and softmaxes of their own;
+- `merge`: merges the parts of rows whose keys are split over workgroups (flash decoding).
 
-Positions are read on the GPU: how many keys a row sees, over how many parts they are split, and with it every loop's
-bound, follows from the symbolic start, and nothing of a dispatch does. What lies beyond is not loaded: addresses are
-clamped to the last key seen, and workgroups without keys end at once.
-Where rows are those of many sequences, `z` counts them: each has its own sequence and position, and keys and values are
-in pages, of which each sequence has a table.
-A running softmax is (top, sum, Σ): the highest score, the sum of exponentials below it, and the weighted values.
+The GPU reads positions. The symbolic start determines how many keys a row sees, over how many parts they are split, and
+the bounds of all loops, but nothing about the dispatch. Keys beyond are not loaded: addresses are clamped to the last
+visible key, and workgroups without keys return at once.
+If rows belong to many sequences, `z` counts rows: each has its own sequence and position, and keys and values are in
+pages, which each sequence lists in a table.
+A running softmax is (top, sum, Σ): the highest score, the sum of exponentials relative to it, and the weighted values.
 """
 
 from __future__ import annotations
@@ -22,12 +22,14 @@ from dataclasses import dataclass
 
 from ..dtypes import DType
 from ..plan.target import Target
+from ..sizes import cached
 from .wgsl import ACROSS, I32, LARGEST, LOWEST, KernelSpec, Storage, build, u32s
 
 PAGE = 16  # positions
+AT_ONCE = 4  # parts that a merge loads at the same time
 SIZES = u32s("rows", "keys", "sharing", "heads", "blocks", "splits")
-SIZES += u32s("part", "queries")  # part: keys that are worth one; there are at most `splits`
-FACTORS = [("scale", "f32"), ("hidden", "f32"), ("empty", "f32")]  # hidden: -inf; empty: where nothing is seen
+SIZES += u32s("part", "queries")  # part: minimum keys of a part, of which there are at most `splits`
+FACTORS = [("scale", "f32"), ("hidden", "f32"), ("empty", "f32")]  # hidden: -inf; empty: the result without keys
 
 
 def strides(name: str) -> list[tuple[str, str]]:
@@ -36,19 +38,19 @@ def strides(name: str) -> list[tuple[str, str]]:
 
 @dataclass(frozen=True, slots=True)
 class Masked:
-    """What is added to scores, or bools: `P.fill` is then added to hidden ones, or taken instead."""
+    """A mask of numbers that are added to scores, or of bools: `P.fill` is added to hidden scores or replaces them."""
 
     dtype: DType
-    instead: bool = False
-    hides: bool = False  # where it is true, not where it is false
+    replaces: bool = False
+    hides: bool = False  # hides scores where it is true, instead of where it is false
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """How queries and new keys are turned by their positions first: a style of `rope.py`, "pairs" or "halves"."""
+    """The rotation of queries and new keys by their positions, in a style of `rope.py`: "pairs" or "halves"."""
 
     style: str
-    quads: int  # of a vector, that are turned
+    quads: int  # of a vector, that are rotated
     cos: DType
     sin: DType
 
@@ -64,7 +66,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """What a kernel is generated for."""
+    """The constants of a kernel."""
 
     q: DType
     k: DType
@@ -73,13 +75,13 @@ class Form:
     mask: Masked | None
     dim: int  # elements of a query and of a key
     value_dim: int  # elements of a value
-    quads: bool  # whether vectors are loaded and stored four elements at a time
+    quads: bool  # vectors are loaded and stored four elements at a time
     cached: bool  # keys end where the queries do, at a symbolic start + queries
     causal: bool  # a query sees keys up to its own position
     split: bool  # leaves parts to `merge`
-    new: DType | None = None  # keys and values from the start on are given apart, and go into the caches
+    new: DType | None = None  # dtype of new keys and values, which the kernel writes into the caches from the start on
     turn: Turn | None = None
-    paged: bool = False  # rows are those of many sequences
+    paged: bool = False  # rows belong to many sequences
 
     @property
     def key_quads(self) -> int:
@@ -93,7 +95,7 @@ class Form:
 def module(
     name: str, body: list[str], form: Form, target: Target, workgroup: int, shared: dict[str, tuple[str, int]]
 ) -> KernelSpec:
-    """A kernel with what all share: who sees which keys, where vectors are, and where results go."""
+    """Return a kernel with the shared functions for visible keys, the places of vectors, and the results."""
     lanes = 4 if form.quads else 1
     caches = {"xk": Storage(form.k, lanes), "xv": Storage(form.v, lanes)}
     new = {"nk": Storage(form.new, lanes), "nv": Storage(form.new, lanes)} if form.new else {}
@@ -148,9 +150,9 @@ OWN = "let own = vec2<i32>(rows_at(2u * ({z})), rows_at(2u * ({z}) + 1u));"  # s
 
 
 def owned(text: str, paged: bool) -> str:
-    """Pass functions of positions the sequence that a row belongs to, if rows are those of many.
+    """Pass the row's sequence and position to functions of positions, if rows belong to many sequences.
 
-    It is an argument, so that a compiler sees that all of a workgroup share it.
+    They are an argument, so that compilers see that they are uniform in a workgroup.
     """
     if not paged:
         return text
@@ -172,7 +174,7 @@ PAGED = f"""fn row_of(t: u32) -> u32 {{ // where position t of the sequence is
 
 
 def length(cached: bool, paged: bool = False) -> str:
-    """`start` of the queries, and `length` of what all of them see."""
+    """Return `start` of the queries, and `length` of the keys that any of them sees."""
     start = "own.y" if paged else "sym(P.start)"
     return (
         f"fn start() -> u32 {{ return {f'min(u32(max({start}, 0)), P.keys)' if cached else '0u'}; }}\n"
@@ -181,19 +183,19 @@ def length(cached: bool, paged: bool = False) -> str:
 
 
 def used(cached: bool, paged: bool = False) -> str:
-    """The same, and how many parts of it are `used`."""
+    """Return `start`, `length`, and the number of parts that are `used`."""
     count = "clamp((length() + P.part - 1u) / P.part, 1u, P.splits)"
     return f"{length(cached, paged)}\nfn used() -> u32 {{ return {count}; }}"
 
 
 def sight(form: Form) -> str:
-    """The same, and how many keys are `seen` by a row."""
-    seen = "min(start() + row / P.sharing + 1u, length())" if form.causal else "length()"
-    return f"{used(form.cached, form.paged)}\nfn seen(row: u32) -> u32 {{ return {seen}; }}"
+    """Return `start`, `length`, `used`, and the number of keys `seen` by a row."""
+    visible = "min(start() + row / P.sharing + 1u, length())" if form.causal else "length()"
+    return f"{used(form.cached, form.paged)}\nfn seen(row: u32) -> u32 {{ return {visible}; }}"
 
 
 def _turned(name: str, turn: Turn) -> str:
-    """`q_turned` and `n_turned`: quad d of the vector at `place`, which belongs to query s."""
+    """Return `q_turned` or `n_turned`: quad d of the rotated vector at `place`, which belongs to query s."""
     row = "u32(clamp(sym(P.table_start) + i32(s), 0, P.table_rows - 1))"
     if turn.style == "pairs":
         value = (
@@ -222,7 +224,7 @@ def _row_place(name: str) -> str:
 
 
 def _quad(array: str, dim: int, quads: bool) -> str:
-    """Elements 4d … 4d+3 of the vector at `place`, zero beyond its end."""
+    """Return elements 4d … 4d+3 of the vector at `place`, zero beyond its end."""
     if quads:
         return f"{array}_at4((place >> 2u) + d)"
     i = [f"4u * d + {j}u" for j in range(4)]
@@ -230,16 +232,11 @@ def _quad(array: str, dim: int, quads: bool) -> str:
 
 
 def _key_quad(name: str, dim: int, form: Form) -> str:
-    """`k_quad` and `v_quad`: quad d of key or value t."""
-    if form.paged:
-        return (
-            f"fn {name}_quad(z: u32, head: u32, t: u32, d: u32) -> vec4<f32> {{\n"
-            f"  let place = P.{name}_first + head * P.{name}_head + row_of(t) * P.{name}_row;\n"
-            f"  return {_quad(f'x{name}', dim, form.quads)};\n}}"
-        )
+    """Return `k_quad` or `v_quad`: quad d of key or value t."""
+    batch, row = ("", "row_of(t)") if form.paged else (f" + z * P.{name}_batch", "t")
     return (
         f"fn {name}_quad(z: u32, head: u32, t: u32, d: u32) -> vec4<f32> {{\n"
-        f"  let place = P.{name}_first + z * P.{name}_batch + head * P.{name}_head + t * P.{name}_row;\n"
+        f"  let place = P.{name}_first{batch} + head * P.{name}_head + {row} * P.{name}_row;\n"
         f"  return {_quad(f'x{name}', dim, form.quads)};\n}}"
     )
 
@@ -248,7 +245,7 @@ def _mask(mask: Masked) -> str:
     hidden = f"{'' if mask.hides else '!'}mask_at(at)"
     value = "score + f32(mask_at(at))"
     if mask.dtype is DType.BOOL:
-        value = f"select(score, P.fill, {hidden})" if mask.instead else f"score + select(0.0, P.fill, {hidden})"
+        value = f"select(score, P.fill, {hidden})" if mask.replaces else f"score + select(0.0, P.fill, {hidden})"
     return (
         "fn masked(z: u32, head: u32, row: u32, t: u32, score: f32) -> f32 {\n"
         "  let h = head * P.sharing + row % P.sharing; let key = min(t, P.keys - 1u);\n"
@@ -259,7 +256,7 @@ def _mask(mask: Masked) -> str:
 
 
 def leave(form: Form) -> str:
-    """`leave`: quad d of a row's result from its running softmax, or of a part of it."""
+    """Return `leave`, which stores quad d of a row's result from its running softmax, or of a part of it."""
     if form.split:
         return _leave_part(form)
     return (
@@ -270,7 +267,7 @@ def leave(form: Form) -> str:
 
 
 def put(form: Form) -> str:
-    """`put`: quad d of a row's result."""
+    """Return `put`, which stores quad d of a row's result."""
     if form.quads:
         store = "y_put4((place >> 2u) + d, v);"
     else:
@@ -286,7 +283,7 @@ def put(form: Form) -> str:
 
 
 def _leave_part(form: Form) -> str:
-    """`leave` and `leave_nothing`: parts are [split, batch, head, row] of value quads and (top, sum, 0, 0)."""
+    """Return `leave` and `leave_nothing` for parts [split, batch, head, row] of value quads and (top, sum, 0, 0)."""
     width = form.value_quads + 1
     return (
         "fn part_place(z: u32, head: u32, row: u32, split: u32) -> u32 {\n"
@@ -302,7 +299,7 @@ def _leave_part(form: Form) -> str:
 
 
 def workgroup_range(rows: int, keys: int, split: bool, block: str, paged: bool = False) -> list[str]:
-    """This workgroup's rows from `first` on, and its steps `from_` … `to` over the keys before `end`."""
+    """Return lines that declare a workgroup's rows from `first` on and its steps `from_` … `to` up to key `end`."""
     lines = [
         "let zh = group / (P.blocks * P.splits); let z = zh / P.heads; let head = zh % P.heads;",
         OWN.format(z="z") if paged else "",
@@ -321,3 +318,65 @@ def workgroup_range(rows: int, keys: int, split: bool, block: str, paged: bool =
             "}",
         ]
     return [line for line in lines if line]
+
+
+@dataclass(frozen=True, slots=True)
+class Merge:
+    """The constants of a kernel that merges parts."""
+
+    quads: int  # of a value
+    cached: bool
+    paged: bool = False
+
+    @property
+    def params(self) -> list[tuple[str, str]]:
+        names = ("keys", "splits", "part", "queries", "sharing", "heads", "apart")  # apart: quads from part to part
+        start = [("start", "sym")] if self.cached and not self.paged else []
+        return [*u32s(*names), ("empty", "f32"), *start]
+
+    def helpers(self, parts: str) -> str:
+        """Return `merged(place, d)`: quad d of the row whose first part is at `place` of the binding `parts`."""
+        each = range(AT_ONCE)
+        lines = [f"let at{k} = place + min(i + {k}u, count - 1u) * P.apart;" for k in each]
+        lines += [f"let s{k} = {parts}_at4(at{k} + {self.quads}u).xy;" for k in each]
+        lines += [f"let v{k} = {parts}_at4(at{k} + d);" for k in each]
+        lines.append(f"var high = top;{''.join(f' high = max(high, s{k}.x);' for k in each)}")
+        lines.append("let fade = exp(top - high); top = high; sum *= fade; acc *= fade;")
+        for k in each:  # values without a sum are undefined
+            lines.append(f"if (i + {k}u < count && !(s{k}.y == 0.0)) {{")
+            lines.append(
+                f"  let p = exp(s{k}.x - high); sum = fma(p, s{k}.y, sum); acc = fma(vec4<f32>(p), v{k}, acc);"
+            )
+            lines.append("}")
+        return (
+            f"{used(self.cached, self.paged)}\n"
+            "fn merged(place: u32, d: u32) -> vec4<f32> {\n"
+            f"  let count = used(); var top = {LOWEST}; var sum = 0.0; var acc = vec4<f32>();\n"
+            f"  for (var i = 0u; i < count; i += {AT_ONCE}u) {{\n    "
+            + "\n    ".join(lines)
+            + "\n  }\n  return select(acc / sum, vec4<f32>(P.empty), sum == 0.0);\n}"
+        )
+
+
+@cached(64)
+def merge(form: Form, target: Target) -> KernelSpec:
+    """Merge with an invocation per quad of the result."""
+    m, parts = form.value_quads, Merge(form.value_quads, form.cached, form.paged)
+    body = [
+        f"let i = group * WG + lid; let d = i % {m}u; let at = i / {m}u;",
+        "let rows = P.queries * P.sharing; let zh = at / rows;",
+        f"if (i < P.apart / {m + 1}u * {m}u) {{",
+        f"  {OWN.format(z='zh / P.heads')}" if form.paged else "",
+        f"  put(zh / P.heads, zh % P.heads, at % rows, d, merged(at * {m + 1}u, d));",
+        "}",
+    ]
+    return build(
+        "attention_merge",
+        owned("\n".join(f"  {line}" for line in body if line), form.paged),
+        target=target,
+        reads={"parts": Storage(DType.F32, 4), **({"rows": I32} if form.paged else {})},
+        writes={"y": Storage(form.y, 4 if form.quads else 1)},
+        params=[*parts.params, *strides("y")],
+        workgroup=target.workgroup(128),
+        helpers=owned(f"{parts.helpers('parts')}\n{put(form)}", form.paged),
+    )

@@ -1,16 +1,17 @@
 """Attention on matrix units: both products of f16 elements, summed in f32, with softmaxes in f32 between them.
 
-Queries, keys and values are `blocks` (see `tensor_core_blocks.py`), f32 ones scaled row by row. A subgroup has 16 of
-the 64 rows of a workgroup: their queries stay in its registers, and so do the results. What it cannot do to matrices,
-invocations do in workgroup memory, two to a row: scores are left there, and exponentials come back as f16.
+Queries, keys and values are `blocks` (see `tensor_core_blocks.py`), scaled row by row if they are f32. A subgroup has
+16 of the 64 rows of a workgroup, and keeps their queries and results in its registers. Work on single elements takes
+place in workgroup memory, with two invocations per row: scores are stored there, and exponentials are read back as f16.
 
-A running softmax has a base that scores are taken down by before `exp2`. It is only raised, and results then faded,
-where exponentials would else exceed 2^HEADROOM: results, which only that needs in workgroup memory, mostly stay where
-they are. The scaling of values is part of the exponentials that they are multiplied by, which have a base of their own:
-what counts in a result is the largest of its terms, however small the values of all the others or its own are.
+A running softmax subtracts a base from the scores before `exp2`. The base is only raised, and the results scaled down,
+where exponentials would exceed 2^HEADROOM otherwise, because scaling results takes a round trip through workgroup
+memory. The scaling of values is part of the exponentials that multiply them, which have their own base: the largest
+term of a result determines it, even if its value is small.
 
-While a step's products and softmax are computed, the loads of the next keys and values are under way. A step is, with
-barriers between: products with keys, scores out | softmax; the next keys and these values in | products with values.
+The loads of the next keys and values overlap with the products and the softmax of a step. The phases of a step, with
+barriers between, are: products with keys, store scores | softmax, stage the next keys and these values | products with
+values.
 """
 
 from __future__ import annotations
@@ -21,22 +22,26 @@ from ..dtypes import DType
 from ..plan.target import Target
 from ..sizes import cached
 from .attention import FACTORS, SIZES, Form, leave, length, sight, strides, workgroup_range
-from .tensor_core_blocks import BLOCK, LANES, ROWS, SPAN, Rows
+from .tensor_core_blocks import BLOCK, LANES, ROWS, SPAN, BlockSource
 from .tensor_core_products import LEFT, RIGHT, SUMS
 from .wgsl import ELEMENT_BYTES, LOWEST, KernelSpec, Storage, build, u32s
 
 TILE_ROWS, SUBGROUPS = 64, 4
 THREADS = LANES * SUBGROUPS
-DIM = 128  # elements of a vector, at most
-PAD = 8  # elements after each row in workgroup memory: rows then meet different banks
-HEADROOM = 12  # f16 ends at 2^16
+DIM = 128  # maximum elements of a vector
+PAD = 8  # elements of padding per row in workgroup memory, which put successive rows into different banks
+HEADROOM = 12  # maximum exponent of exponentials; the range of f16 ends at 2^16
 UNROLLED = 8
 LOG2_E = math.log2(math.e)
 
 
 def tile_keys(dim: int, value_dim: int, target: Target) -> int:
-    """Keys of a step, as many as workgroup memory has room for; 0 where there is none."""
-    return next((n for n in (64, 32) if _shared_bytes(dim, value_dim, n) <= target.max_shared_bytes), 0)
+    """Return the maximum keys of a step for the size of workgroup memory; 0 if it is too small."""
+    for keys in (64, 32):
+        arrays = _shared(dim, value_dim, keys).values()
+        if sum(ELEMENT_BYTES[element] * count for element, count in arrays) <= target.max_shared_bytes:
+            return keys
+    return 0
 
 
 def _shared(dim: int, value_dim: int, keys: int) -> dict[str, tuple[str, int]]:
@@ -45,19 +50,15 @@ def _shared(dim: int, value_dim: int, keys: int) -> dict[str, tuple[str, int]]:
         "tile": ("f16", max(TILE_ROWS * k_line, keys * (k_line + v_line))),  # queries, then keys and values
         "weights": ("f16", TILE_ROWS * line),
         "scores": ("f32", TILE_ROWS * line),
-        "factors": ("vec2<f32>", 2 * keys),  # that undo the scaling of keys and values; those of the next step too
+        "factors": ("vec2<f32>", 2 * keys),  # undo the scaling of keys and values, for this step and the next
         "highest": ("f32", THREADS),
         "heaviest": ("f32", THREADS),
-        "raised": ("u32", 4),  # the first: the last step that raised bases, from one; matrices must lie at 16 bytes
+        "raised": ("u32", 4),  # [0]: the last step that raised bases, from one; a multiple of 16 bytes for matrices
     }
 
 
-def _shared_bytes(dim: int, value_dim: int, keys: int) -> int:
-    return sum(ELEMENT_BYTES[element] * count for element, count in _shared(dim, value_dim, keys).values())
-
-
-def vectors(dtype: DType, seen: bool) -> Rows:
-    """Queries, keys or values of a key-value head as rows; of a cache only what is `seen`."""
+def vectors(dtype: DType, cached: bool) -> BlockSource:
+    """Return the queries, keys or values of a key-value head as a source; of a cache only the visible positions."""
     eight = (
         "fn eight(row: u32, i: u32) -> Eight {\n"
         "  let z = row / P.m; let r = row % P.m; let head = z % P.heads * P.sharing + r % P.sharing;\n"
@@ -65,16 +66,15 @@ def vectors(dtype: DType, seen: bool) -> Rows:
         "  return Eight(x_at4((place >> 2u) + 2u * i), x_at4((place >> 2u) + 2u * i + 1u));\n}"
     )
     params = [*u32s("heads", "sharing"), *strides("x")]
-    if seen:
+    if cached:
         params += [*u32s("keys", "queries"), ("start", "sym")]
         eight += f"\n{length(True)}"
     reads, scaled = (("x", Storage(dtype, 4)),), dtype is not DType.F16
-    return Rows(reads, tuple(params), eight, scaled=scaled, live="length()" if seen else "")
+    return BlockSource(reads, tuple(params), eight, scaled=scaled, live="length()" if cached else "")
 
 
-class _Blocks:
-    """Rows of an operand on their way, each subgroup's of one block of rows: loads from storage, and stores into `tile`
-    from element `to` on."""
+class _Transfer:
+    """The copy of rows from storage to `tile`, from element `to` on; each subgroup copies a block of rows."""
 
     def __init__(self, name: str, dim: int, rows: int, to: int = 0) -> None:
         per = SUBGROUPS * ROWS // rows  # subgroups of a block of rows
@@ -88,7 +88,7 @@ class _Blocks:
         ]
 
     def load(self, first: str, last: str, set_: str) -> list[str]:
-        """From block of rows `first` on; the `last` one instead of those after it."""
+        """Return loads from block `first` on, which repeat block `last` beyond it."""
         row = f"({set_} + min({first} + {self.block}, {last}))"
         return [
             f"{{ let from_block = ({row} * {self.spans}u + {self.span}) * {ROWS * SPAN}u;",
@@ -103,43 +103,43 @@ class _Blocks:
 
 @cached(64)
 def tiles(form: Form, target: Target) -> KernelSpec:
-    """64 rows per workgroup. A type of f16 in `form` says that these vectors are not scaled.
+    """Compute 64 rows per workgroup. Vectors whose type in `form` is f16 are not scaled.
 
-    Invocation lid has half of the keys of row lid / 2: every second one, from one on that spreads rows over the banks.
+    Invocation lid has every second key of row lid / 2, beginning where rows spread over the banks.
     """
     dim, value_dim, keys = form.dim, form.value_dim, tile_keys(form.dim, form.value_dim, target)
     scaled = {n: d is not DType.F16 for n, d in (("q", form.q), ("k", form.k), ("v", form.v))}
     k_line, line, own = dim + PAD, keys + PAD, keys // 2
-    deep, wide, held = dim // 16, keys // 16, value_dim // 16
-    q, k, v = _Blocks("q", dim, TILE_ROWS), _Blocks("k", dim, keys), _Blocks("v", value_dim, keys, keys * k_line)
+    deep, wide, results = dim // 16, keys // 16, value_dim // 16
+    q, k, v = _Transfer("q", dim, TILE_ROWS), _Transfer("k", dim, keys), _Transfer("v", value_dim, keys, keys * k_line)
     key_set, key_last, each = "zh * P.key_blocks", "(length() - 1u) / 16u", keys // ROWS
     factor = "factors[at + c]"
     weight = f"p * {factor}.y * lift" if scaled["v"] else "p"
     places = f"let c = (2u * (j + {{}}u) + turn) & {keys - 1}u; let x = score(own, c, at, mine, shown);"
 
     def factors_of(step: str) -> list[str]:
-        """Loaded as `next`: what undoes the scaling of this invocation's key in a step."""
+        """Return lines that load the factors of this invocation's key in a step as `next`."""
         if not (scaled["k"] or scaled["v"]):
             return []
-        given = (f"{n}_scales_at(key)" if scaled[n] else "1.0" for n in "kv")
+        factors = (f"{n}_scales_at(key)" if scaled[n] else "1.0" for n in "kv")
         return [
             f"{{ let key = zh * P.keys + min({step} * {keys}u + lid % {keys}u, length() - 1u);",
-            f"  next = vec2<f32>({', '.join(given)}); }}",
+            f"  next = vec2<f32>({', '.join(factors)}); }}",
         ]
 
-    def factors_kept(step: str) -> list[str]:
+    def store_factors(step: str) -> list[str]:
         return [f"if (lid < {keys}u) {{ factors[({step} & 1u) * {keys}u + lid] = next; }}"] if factors_of(step) else []
 
     def each_key(lines: list[str]) -> list[str]:
-        """For all keys of an invocation: `c` is its place in the step, x its score."""
+        """Return a loop of `lines` over the keys of an invocation, with its place `c` in the step and its score x."""
         body = [f"for (var j = 0u; j < {own}u; j += {UNROLLED}u) {{"]
         for u in range(UNROLLED):
             body += ["{", places.format(u), *lines, "}"]
         return [*body, "}"]
 
     def rounds() -> list[range]:
-        """The matrices of results that `scores` has room for at once."""
-        return [range(first, min(first + wide, held)) for first in range(0, held, wide)]
+        """Return the matrices of results in groups that fit into `scores`."""
+        return [range(first, min(first + wide, results)) for first in range(0, results, wide)]
 
     def place(j: int) -> str:
         return f"sg * {16 * line}u + {16 * j}u"
@@ -148,10 +148,7 @@ def tiles(form: Form, target: Target) -> KernelSpec:
         lines = (f"subgroupMatrixStore(&scores, {place(i)}, sum{j}, false, {line}u);" for i, j in enumerate(which))
         return ["workgroupBarrier();", *lines, "workgroupBarrier();"]
 
-    raise_ = [
-        "let higher = max(top, max(highest[lid & ~1u], highest[lid | 1u]));",
-        "sum *= exp2(top - higher);",
-    ]
+    raise_ = ["let higher = max(top, max(highest[lid & ~1u], highest[lid | 1u]));", "sum *= exp2(top - higher);"]
     if scaled["v"]:
         raise_ += [
             f"var heavy = {LOWEST};",
@@ -198,13 +195,13 @@ def tiles(form: Form, target: Target) -> KernelSpec:
         *factors_of("from_"),
         "workgroupBarrier();",
         *k.store,
-        *factors_kept("from_"),
+        *store_factors("from_"),
         *k.load(f"(from_ + 1u) * {each}u", key_last, key_set),
         "let own = lid / 2u; let row = min(first + own, last); let sees = seen(row);",
         "let turn = lid % 2u + own / 4u % 4u * 2u;",
         f"let mine = P.scale * {LOG2_E}{' * q_scales_at(zh * P.rows + row)' if scaled['q'] else ''};",
         f"var top = {LOWEST}; var base = {LOWEST}; var lift = 1.0; var sum = 0.0;",
-        *(f"var sum{j} = {SUMS}();" for j in range(held)),
+        *(f"var sum{j} = {SUMS}();" for j in range(results)),
         "workgroupBarrier();",
         "for (var step = from_; step < to; step++) {",
         *factors_of("(step + 1u)"),
@@ -232,7 +229,7 @@ def tiles(form: Form, target: Target) -> KernelSpec:
             ]
         ),
         "highest[lid] = high;",
-        *factors_kept("(step + 1u)"),
+        *store_factors("(step + 1u)"),
         f"if (high > top + {HEADROOM}.0 || large > {2**HEADROOM}.0) {{ raised[0] = step + 1u; }}",
         "let all_raised = workgroupUniformLoad(&raised[0]);",
         *k.load(f"(step + 2u) * {each}u", key_last, key_set),
@@ -245,15 +242,12 @@ def tiles(form: Form, target: Target) -> KernelSpec:
     for d in range(wide):
         body.append("{")
         body.append(f"let left = subgroupMatrixLoad<{LEFT}>(&weights, sg * {16 * line}u + {16 * d}u, false, {line}u);")
-        for j in range(held):
+        for j in range(results):
             at = f"{keys * k_line + 16 * d * (value_dim + PAD) + 16 * j}u"
             body.append(f"let v{j} = subgroupMatrixLoad<{RIGHT}>(&tile, {at}, false, {value_dim + PAD}u);")
-        body += [f"sum{j} = subgroupMatrixMultiplyAccumulate(left, v{j}, sum{j});" for j in range(held)]
+        body += [f"sum{j} = subgroupMatrixMultiplyAccumulate(left, v{j}, sum{j});" for j in range(results)]
         body.append("}")
-    body += [
-        "}",
-        "highest[lid] = sum; heaviest[lid] = select(top, base, lid % 2u == 1u);",
-    ]
+    body += ["}", "highest[lid] = sum; heaviest[lid] = select(top, base, lid % 2u == 1u);"]
     for which in rounds():
         quads = 4 * len(which)
         body += [

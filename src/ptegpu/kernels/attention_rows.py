@@ -1,4 +1,4 @@
-"""Attention of a few rows: a workgroup multiplies keys with all of them, then its slices take values."""
+"""Attention of a few rows: a workgroup multiplies keys by all rows, then its slices add up weighted values."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ from ..dtypes import DType
 from ..plan.target import Target
 from ..sizes import cached
 from .attention import Form, module, workgroup_range
-from .attention_slices import MOST_SLICES, SPARE, Rows, Slices
+from .attention_slices import MOST_SLICES, SPARE, RowVectors, Slices
 from .wgsl import ELEMENT_BYTES, KernelSpec
 
-MOST_ROWS = 8  # of one workgroup
-MOST_QUERY_QUADS = 256  # that it keeps of them; longer ones are loaded again for every key
+MOST_ROWS = 8  # maximum rows of a workgroup
+MOST_QUERY_QUADS = 256  # maximum quads of a query in workgroup memory; longer queries are loaded again for every key
 KEY_LANES = 4  # invocations that share a key
-KEYS_EACH = 2  # of an invocation in a step, where its registers hold so many: more loads are under way then
-UNROLLED = 16  # loads in a row that are written out; more are a loop
+KEYS_EACH = 2  # keys of an invocation in a step, if its registers suffice, so that more loads are in flight
+UNROLLED = 16  # maximum successive loads that are unrolled
 
 
 def rows_of_block(most: int, rows: int) -> int:
-    """A power of two, at most `most`, that covers the rows in as few blocks."""
+    """Return the smallest power of two, at most `most`, that covers the rows with the same number of blocks."""
     blocks = -(-rows // most)
     return 1 << (-(-rows // blocks) - 1).bit_length()
 
 
 def most_rows(dim: int) -> int:
-    """How many rows of `dim` elements one workgroup takes: a power of two."""
+    """Return the maximum rows of `dim` elements per workgroup, a power of two."""
     return 1 << (max(1, min(MOST_ROWS, MOST_QUERY_QUADS // -(-dim // 4))).bit_length() - 1)
 
 
 def _each(count: int, start: str, step: int, limit: int, body: Callable[[str], list[str]]) -> list[str]:
-    """`body(index)` for index = start, start + step, … (`count` of them, below `limit`), written out if few."""
+    """Return `body(index)` for `count` indices start, start + step, … below `limit`, unrolled if these are few."""
     if count > UNROLLED:
         return [f"for (var at = {start}; at < {limit}u; at += {step}u) {{", *body("at"), "}"]
     lines = []
@@ -43,33 +43,32 @@ def _each(count: int, start: str, step: int, limit: int, body: Callable[[str], l
 
 
 @dataclass(frozen=True, slots=True)
-class Shares:
-    """How a workgroup shares out `rows`."""
+class Division:
+    """The division of the work on `rows` among the invocations of a workgroup."""
 
     form: Form
-    rows: Rows
+    rows: RowVectors
     workgroup: int
-    fresh: int  # new keys at most
+    new_keys: int  # upper bound
 
     @staticmethod
-    def of(form: Form, count: int, sharing: int, target: Target) -> Shares:
-        return Shares(form, Rows(count), target.team, -(-count // sharing) if form.new else 0)
+    def of(form: Form, count: int, sharing: int, target: Target) -> Division:
+        return Division(form, RowVectors(count), target.team, -(-count // sharing) if form.new else 0)
 
     @property
     def loads(self) -> int:
-        """Of a key, by an invocation."""
+        """The loads of a key by an invocation."""
         return -(-self.form.key_quads // KEY_LANES)
 
     @property
     def each(self) -> int:
-        """Keys of an invocation in a step."""
+        """The keys of an invocation in a step."""
         keys = self.workgroup // KEY_LANES * KEYS_EACH
         unrolled = max(self.loads * KEYS_EACH, self._values(keys)) <= UNROLLED
         return KEYS_EACH if unrolled and len(self.rows.vectors) * keys * KEY_LANES <= SPARE else 1
 
     @property
     def keys(self) -> int:
-        """Of a step."""
         return self.workgroup // KEY_LANES * self.each
 
     @property
@@ -78,61 +77,61 @@ class Shares:
 
     @property
     def early(self) -> bool:
-        """Whether values are loaded before their weights are known."""
+        """True if values are loaded before their weights are computed."""
         return self._values(self.keys) <= UNROLLED
 
     @property
     def ahead(self) -> bool:
-        """Whether keys are loaded a step before they are used."""
+        """True if keys are loaded one step ahead."""
         return self.loads * self.each <= UNROLLED
 
     @property
-    def kept(self) -> bool:
-        """Whether queries are in workgroup memory."""
+    def staged(self) -> bool:
+        """True if queries are in workgroup memory."""
         return self.form.key_quads <= MOST_QUERY_QUADS
 
     def _slices(self, keys: int) -> Slices:
         return Slices.of(self.rows, self.form.value_quads, self.workgroup, min(keys, MOST_SLICES))
 
     def _values(self, keys: int) -> int:
-        """Loads of an invocation in a step of so many."""
+        """Return the loads of values by an invocation in a step of `keys` keys."""
         slices = self._slices(keys)
         return keys // slices.count * slices.held
 
     @property
     def dots(self) -> str:
-        """Where products are summed up: one array for both uses where the types agree."""
+        """The array in which products are added up, which is shared with the slices if the types agree."""
         return "spare" if self.rows.width == 4 else "dots"
 
     def shared(self) -> dict[str, tuple[str, int]]:
         kind, vectors, n = self.rows.type, len(self.rows.vectors), self.form.key_quads
-        found = self.slices.shared() | {"scores": (kind, vectors * self.keys)}
-        found[self.dots] = (kind, max(found.get(self.dots, ("", 0))[1], vectors * self.keys * KEY_LANES))
-        if self.kept:
-            found["queries"] = ("vec4<f32>", self.rows.count * n)
-        if self.fresh:
-            found |= {f"new_{name}": ("vec4<f32>", self.fresh * n) for name in "kv"}
-        return found
+        arrays = self.slices.shared() | {"scores": (kind, vectors * self.keys)}
+        arrays[self.dots] = (kind, max(arrays.get(self.dots, ("", 0))[1], vectors * self.keys * KEY_LANES))
+        if self.staged:
+            arrays["queries"] = ("vec4<f32>", self.rows.count * n)
+        if self.new_keys:
+            arrays |= {f"new_{name}": ("vec4<f32>", self.new_keys * n) for name in "kv"}
+        return arrays
 
 
 def takes_new(form: Form, rows: int, sharing: int, target: Target) -> bool:
-    """Whether `rows` can take new keys and values in: all rows are one workgroup's, which has the memory."""
+    """Return True if `rows` can take new keys and values: one workgroup has all rows and enough memory."""
     if not form.quads or form.key_quads > MOST_QUERY_QUADS or rows > most_rows(form.dim):
         return False
-    shared = Shares.of(form, rows_of_block(most_rows(form.dim), rows), sharing, target).shared().values()
+    shared = Division.of(form, rows_of_block(most_rows(form.dim), rows), sharing, target).shared().values()
     return sum(ELEMENT_BYTES[kind] * count for kind, count in shared) <= target.max_shared_bytes
 
 
 @cached(256)
 def rows(form: Form, count: int, sharing: int, target: Target) -> KernelSpec:
-    """`count` rows per workgroup, a power of two.
+    """Compute `count` rows per workgroup, a power of two.
 
-    Of each step's keys, four invocations each multiply parts of a key with all rows; then a slice of the workgroup
-    adds every so manieth value to the rows' softmaxes. Its loads of values are under way while scores are summed, those
-    of the next step's keys until then. New keys and values are in workgroup memory, where nobody waits for the caches;
-    the first workgroup of a head writes them there. `sharing` matters for these alone.
+    In each step, four invocations multiply parts of a key by all rows; then the slices of the workgroup take turns in
+    adding values to the rows' softmaxes. Loads of values overlap with the sums of scores, and loads of the next keys
+    with the products before. New keys and values are read from workgroup memory, without waiting for the caches, to
+    which the first workgroup of a head writes them. Only these depend on `sharing`.
     """
-    s = Shares.of(form, count, sharing, target)
+    s = Division.of(form, count, sharing, target)
     n, all_rows, slices, keys, dots = form.key_quads, s.rows, s.slices, s.keys, s.dots
     vectors, apart = all_rows.vectors, s.workgroup // KEY_LANES
     body = workgroup_range(count, keys, form.split, "group % P.blocks", form.paged)
@@ -141,22 +140,22 @@ def rows(form: Form, count: int, sharing: int, target: Target) -> KernelSpec:
     own = [(e, j) for e in range(s.each) for j in range(s.loads)] if s.ahead else []
     values = [(i, j) for i in range(keys // slices.count) for j in range(slices.held)] if s.early else []
     cells = [(e, r) for e in range(s.each) for r in range(count)]
-    found = [(f"k{e}_{j}", f"key + {e * apart}u", f"min({places[j]}, {n - 1}u)") for e, j in own]
-    body += [f"var {k} = vec4<f32>();" for k, _, _ in found]
-    body += ["if (from_ < to) {", *(f"{k} = {_loaded('k', f'from_ * {keys}u', t, d)};" for k, t, d in found), "}"]
-    seen = [all_rows.vector(v, lambda r: f"seen(min(first + {r}u, last))").replace("f32", "u32") for v in vectors]
-    body += [f"let seen{v} = {value};" for v, value in enumerate(seen)]
+    key_loads = [(f"k{e}_{j}", f"key + {e * apart}u", f"min({places[j]}, {n - 1}u)") for e, j in own]
+    body += [f"var {k} = vec4<f32>();" for k, _, _ in key_loads]
+    body += ["if (from_ < to) {", *(f"{k} = {_loaded('k', f'from_ * {keys}u', t, d)};" for k, t, d in key_loads), "}"]
+    ends = [all_rows.vector(v, lambda r: f"seen(min(first + {r}u, last))").replace("f32", "u32") for v in vectors]
+    body += [f"let seen{v} = {value};" for v, value in enumerate(ends)]
     body += [*_staged(s), *slices.start(), "for (var step = from_; step < to; step++) {", f"let base = step * {keys}u;"]
     body += [f"var dot{e}_{r} = vec4<f32>();" for e, r in cells]
-    more = [(f"v{i}_{j}", f"slice + {i * slices.count}u", slices.quad(j)) for i, j in values]
-    body += [f"var {v} = {_loaded('v', 'base', t, d)};" for v, t, d in more]
-    body += _renewed(s, [*found, *more])
+    value_loads = [(f"v{i}_{j}", f"slice + {i * slices.count}u", slices.quad(j)) for i, j in values]
+    body += [f"var {v} = {_loaded('v', 'base', t, d)};" for v, t, d in value_loads]
+    body += _renewed(s, [*key_loads, *value_loads])
     for j, d in enumerate(places if s.ahead else ()):
         beyond = n % KEY_LANES and j == s.loads - 1
         body.append(f"if ({d} < {n}u) {{" if beyond else "{")
         body += [f"let q{r} = queries[{r * n}u + {d}];" for r in range(count)]
         body += [*(f"dot{e}_{r} = fma(k{e}_{j}, q{r}, dot{e}_{r});" for e, r in cells), "}"]
-    body += [f"{k} = {_loaded('k', f'(step + 1u) * {keys}u', t, d)};" for k, t, d in found]
+    body += [f"{k} = {_loaded('k', f'(step + 1u) * {keys}u', t, d)};" for k, t, d in key_loads]
     body += [] if s.ahead else _multiplied(s)
     for e in range(s.each):
         for v in vectors:
@@ -178,10 +177,10 @@ def rows(form: Form, count: int, sharing: int, target: Target) -> KernelSpec:
     return module("attention_rows", body, form, target, s.workgroup, s.shared())
 
 
-def _staged(s: Shares) -> list[str]:
-    """Queries, and new keys and values, into workgroup memory; the new ones into the caches, too."""
+def _staged(s: Division) -> list[str]:
+    """Return lines that copy queries, new keys and values to workgroup memory, and the latter two to the caches."""
     n, count, turned = s.form.key_quads, s.rows.count, s.form.turn is not None
-    if not s.kept:
+    if not s.staged:
         return [f"let q_row{r} = q_place(z, head, min(first + {r}u, last));" for r in range(count)]
     query = f"q_turned(place, i % {n}u, row / P.sharing)" if turned else f"q_quad(place, i % {n}u)"
     lines = [
@@ -190,11 +189,11 @@ def _staged(s: Shares) -> list[str]:
         f"  queries[i] = {query};",
         "}",
     ]
-    if s.fresh:
+    if s.new_keys:
         key = f"n_turned(place, i % {n}u, s)" if turned else f"n_quad(place, i % {n}u)"
         key, value = _rounded(key, s.form.k), _rounded(f"nv_at4((place >> 2u) + i % {n}u)", s.form.v)
         lines += [
-            f"for (var i = WG - 1u - lid; i < P.queries * {n}u; i += WG) {{",  # first those without a query
+            f"for (var i = WG - 1u - lid; i < P.queries * {n}u; i += WG) {{",  # invocations without a query first
             f"  let s = i / {n}u; let t = start() + s; let place = z * P.new_batch + head * P.k_head + s * P.k_row;",
             f"  let k4 = {key}; let v4 = {value};",
             "  new_k[i] = k4; new_v[i] = v4;",
@@ -208,13 +207,13 @@ def _staged(s: Shares) -> list[str]:
 
 
 def _rounded(value: str, dtype: DType) -> str:
-    """As a cache of that type gives it back."""
+    """Return the value as read back from a cache of that type."""
     return f"quantizeToF16({value})" if dtype is DType.F16 else value
 
 
-def _renewed(s: Shares, quads: list[tuple[str, str, str]]) -> list[str]:
-    """What was loaded of keys and values from the start on was not there yet: (variable, key in the step, quad)."""
-    if not s.fresh:
+def _renewed(s: Division, quads: list[tuple[str, str, str]]) -> list[str]:
+    """Return lines that replace loads from the start on, which the caches lack: (variable, key in the step, quad)."""
+    if not s.new_keys:
         return []
     lines = [f"if (base + {s.keys}u > start()) {{"]
     for variable, t, d in quads:
@@ -223,8 +222,8 @@ def _renewed(s: Shares, quads: list[tuple[str, str, str]]) -> list[str]:
     return [*lines, "}"]
 
 
-def _judged(v: int, s: Shares) -> str:
-    """Stores the scores of key `t`, for a vector of rows."""
+def _judged(v: int, s: Division) -> str:
+    """Return a line that stores the scores of key `t` for a vector of rows."""
     summed = " + ".join(f"{s.dots}[{v * s.keys * KEY_LANES}u + i * {KEY_LANES}u + {j}u]" for j in range(KEY_LANES))
     kind, below, value = s.rows.type, f"{s.rows.type.replace('f32', 'u32')}(t) < seen{v}", f"dot{v}"
     if s.form.mask:
@@ -233,12 +232,12 @@ def _judged(v: int, s: Shares) -> str:
     return f"let dot{v} = ({summed}) * P.scale; {store}"
 
 
-def _multiplied(s: Shares) -> list[str]:
-    """The products of a key with all rows, in a loop over its quads."""
+def _multiplied(s: Division) -> list[str]:
+    """Return the products of a key with all rows, in a loop over its quads."""
     n, each_row = s.form.key_quads, range(s.rows.count)
 
     def multiply(d: str) -> list[str]:
-        q = [f"queries[{r * n}u + {d}]" if s.kept else f"q_quad(q_row{r}, {d})" for r in each_row]
+        q = [f"queries[{r * n}u + {d}]" if s.staged else f"q_quad(q_row{r}, {d})" for r in each_row]
         load = [f"var k4 = {_loaded('k', 'base', 'key', d)};", *_renewed(s, [("k4", "key", d)])]
         return [*load, *(f"dot0_{r} = fma(k4, {q[r]}, dot0_{r});" for r in each_row)]
 
@@ -246,12 +245,12 @@ def _multiplied(s: Shares) -> list[str]:
 
 
 def _loaded(name: str, base: str, t: str, d: str) -> str:
-    """Quad d of key or value t of the step that begins at `base`."""
+    """Return quad d of key or value t of the step that begins at `base`."""
     return f"{name}_quad(z, head, min({base} + {t}, end - 1u), {d})"
 
 
 def _weigh(v: int, slices: Slices, keys: int) -> list[str]:
-    """Adds the values that a slice has loaded to its softmaxes of one vector of rows."""
+    """Return lines that add the loaded values of a slice to its softmaxes of one vector of rows."""
     each, rows_ = range(keys // slices.count), slices.rows
     cells = [(r, j) for r in range(v * rows_.width, (v + 1) * rows_.width) for j in range(slices.held)]
     lines = ["{", f"var high{v} = top{v};"]
@@ -266,8 +265,8 @@ def _weigh(v: int, slices: Slices, keys: int) -> list[str]:
     return [*lines, "}"]
 
 
-def _weigh_one_by_one(v: int, s: Shares) -> list[str]:
-    """The same with values that are loaded when they are needed."""
+def _weigh_one_by_one(v: int, s: Division) -> list[str]:
+    """Return lines that load the values of a slice one by one and add them to its softmaxes of one vector of rows."""
     slices, rows_ = s.slices, s.rows
     lines = [
         f"for (var i = 0u; i < {s.keys // slices.count}u; i++) {{",

@@ -1,6 +1,6 @@
-"""Rows of attention in vectors, and a workgroup as slices that each keep softmaxes of their own for them.
+"""Rows of attention in vectors, and the slices of a workgroup, which keep separate softmaxes of these rows.
 
-Scores, tops and sums of up to four rows are one vector, so that an exponential or an access serves four rows.
+The scores, tops and sums of up to four rows form a vector, so that an exponential or an access serves four rows.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from .wgsl import LOWEST
 
 MOST_SLICES = 16
-SPARE = 512  # quads through which slices are joined
+SPARE = 512  # maximum quads of workgroup memory for joining slices
 VECTORS = {1: "f32", 2: "vec2<f32>", 4: "vec4<f32>"}
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
-    """Rows in vectors: their number is a power of two."""
+class RowVectors:
+    """Rows in vectors; their number is a power of two."""
 
     count: int
 
@@ -34,40 +34,40 @@ class Rows:
         return VECTORS[self.width]
 
     def of(self, vector: str, r: int) -> str:
-        """Row r's element of the vectors that are called `vector` and a number."""
+        """Return row r's element of the vectors named `vector` and a number."""
         return f"{vector}{r // self.width}{'' if self.width == 1 else '.' + 'xyzw'[r % self.width]}"
 
     def vector(self, v: int, element: Callable[[int], str]) -> str:
-        """Vector v of what `element` says for each row."""
+        """Return vector v, made of `element(r)` for each of its rows."""
         return f"{self.type}({', '.join(element(v * self.width + c) for c in range(self.width))})"
 
 
 @dataclass(frozen=True, slots=True)
 class Slices:
-    """A workgroup cut into slices that each hold whole values: a lane has quads lane, lane + lanes, …"""
+    """A workgroup split into slices that hold whole values; a lane has quads lane, lane + lanes, …"""
 
-    rows: Rows
+    rows: RowVectors
     quads: int  # of a value
     lanes: int
     count: int  # slices, a power of two; invocations beyond them idle
 
     @staticmethod
-    def of(rows: Rows, quads: int, workgroup: int, most: int = MOST_SLICES) -> Slices:
+    def of(rows: RowVectors, quads: int, workgroup: int, most: int = MOST_SLICES) -> Slices:
         lanes = min(quads, workgroup)
         return Slices(rows, quads, lanes, 1 << (min(most, workgroup // lanes).bit_length() - 1))
 
     @property
     def held(self) -> int:
-        """Quads of a lane."""
+        """The quads of a lane."""
         return -(-self.quads // self.lanes)
 
     def quad(self, j: int) -> str:
-        """The j-th quad that a lane has, the last one instead of those beyond the end."""
+        """Return the index of a lane's j-th quad, clamped to the last one."""
         d = f"lane + {j * self.lanes}u"
         return f"min({d}, {self.quads - 1}u)" if self.quads % self.lanes else d
 
     def start(self) -> list[str]:
-        """Declares `lane`, `slice`, and the rows' running softmaxes."""
+        """Return lines that declare `lane`, `slice`, and the running softmaxes of the rows."""
         kind = self.rows.type
         lines = [f"let lane = lid % {self.lanes}u; let slice = lid / {self.lanes}u;"]
         lines += [f"var top{v} = {kind}({LOWEST}); var sum{v} = {kind}();" for v in self.rows.vectors]
@@ -83,7 +83,7 @@ class Slices:
         }
 
     def finish(self, row: str) -> list[str]:
-        """Joins the slices' softmaxes and leaves the result of each row, whose number is `row` + r."""
+        """Return lines that join the slices' softmaxes and leave the results of rows `row` + r."""
         cells, slices, spare = self._cells(), self.count, self.shared()["spare"][1]
         lines = self._faded() if slices > 1 else []
         while slices > 1 and slices * self.lanes * len(cells) > spare:  # the upper half adds to the lower one
@@ -120,7 +120,7 @@ class Slices:
         return [(r, j) for r in range(self.rows.count) for j in range(self.held)]
 
     def _faded(self) -> list[str]:
-        """Brings all slices to the highest tops; the next barrier makes their sums known, too."""
+        """Return lines that scale all slices to the highest tops, and store their sums before the next barrier."""
         at = [f"{v * self.count}u + slice" for v in self.rows.vectors]
         own = f"if (lane == 0u && slice < {self.count}u) {{"
         lines = [own, *(f"  tops[{at[v]}] = top{v};" for v in self.rows.vectors), "}", "workgroupBarrier();"]

@@ -1,4 +1,4 @@
-"""Attention of many rows: 64 rows against 32 keys at a time, both products from workgroup memory."""
+"""Attention of many rows: 64 rows by 32 keys at a time, both products from workgroup memory."""
 
 from __future__ import annotations
 
@@ -7,28 +7,30 @@ from ..sizes import cached
 from .attention import Form, module, workgroup_range
 from .wgsl import LOWEST, KernelSpec
 
-TILE_ROWS, TILE_KEYS, TILE_THREADS, TILE_DIM = 64, 32, 128, 256  # TILE_DIM: the most elements of a value
+TILE_ROWS, TILE_KEYS, TILE_THREADS, TILE_DIM = 64, 32, 128, 256  # TILE_DIM: maximum elements of a value
 ACROSS = TILE_KEYS // 4  # invocations side by side
 DEPTH = 16  # elements of queries and keys in workgroup memory at a time
-HALF = 512  # quads: a tile of exponentials, and as much for values
-HIGHEST = 2 * HALF - ACROSS * TILE_ROWS // 4  # where highest scores lie
-UNROLLED = 8  # values whose products are written out
+HALF = 512  # quads of a tile of exponentials, and of the values
+HIGHEST = 2 * HALF - ACROSS * TILE_ROWS // 4  # offset of the highest scores
+UNROLLED = 8  # values whose products are unrolled
 
 
 @cached(256)
 def tiles(form: Form, target: Target) -> KernelSpec:
-    """64 rows per workgroup against 32 keys per step; invocation (x, y) has rows 4y … 4y+3.
+    """Compute 64 rows per workgroup, 32 keys per step; invocation (x, y) has rows 4y … 4y+3.
 
-    Of the scores it has keys 4x … 4x+3, of the result quads x, x + 8, …. One array holds in turn: queries and keys,
-    sixteen elements deep, as [element][quad of rows or keys], where quad i of element d is kept at i ^ (d / 4 · 2),
-    which spreads stores over the banks; highest scores; exponentials as [key][quad of rows]; values.
+    It has keys 4x … 4x+3 of the scores, and quads x, x + 8, … of the result. One array holds, in turn: sixteen elements
+    of queries and keys as [element][quad of rows or keys], where quad i of element d is at i ^ (d / 4 · 2), which
+    spreads stores over the banks; highest scores; exponentials as [key][quad of rows]; values.
     """
     n, m = form.key_quads, form.value_quads
-    held = -(-m // ACROSS)  # quads of an invocation
+    per_lane = -(-m // ACROSS)  # quads of an invocation
     chunk = 1 << (min(TILE_KEYS, HALF // m).bit_length() - 1)  # values in workgroup memory at a time
     q_quads, k_quads, d_quads = TILE_ROWS // 4, TILE_KEYS // 4, DEPTH // 4
     q_blocks, k_blocks = q_quads * d_quads, k_quads * d_quads  # of 4 × 4 elements, one for an invocation
-    cells = [(i, j) for i in range(4) for j in range(held)]
+    cells = [(i, j) for i in range(4) for j in range(per_lane)]
+    columns = [f"x + {j * ACROSS}u" for j in range(per_lane)]  # quads of a value, clamped to the last one
+    columns[-1] = columns[-1] if per_lane * ACROSS <= m else f"min({columns[-1]}, {m - 1}u)"
     inside = "d" if n % d_quads == 0 else f"min(d, {n - 1}u)"
 
     def staged(offset: int, quads: int) -> list[str]:
@@ -103,7 +105,7 @@ def tiles(form: Form, target: Target) -> KernelSpec:
         body += [
             "      {",
             f"        let p = tile[(done + i + {u}u) * {q_quads}u + y_]; let v_row = {HALF}u + (i + {u}u) * {m}u;",
-            *(f"        let v{j} = tile[v_row + {_column(j, m)}];" for j in range(held)),
+            *(f"        let v{j} = tile[v_row + {column}];" for j, column in enumerate(columns)),
             *(f"        acc{i}_{j} = fma(vec4<f32>(p.{'xyzw'[i]}), v{j}, acc{i}_{j});" for i, j in cells),
             "      }",
         ]
@@ -112,13 +114,8 @@ def tiles(form: Form, target: Target) -> KernelSpec:
     body += [f"all_ += tile[{k * q_quads}u + y_];" for k in range(ACROSS)]
     for i, e in enumerate("xyzw"):
         body.append(f"if (row{i} <= last) {{")
-        for j in range(held):
+        for j in range(per_lane):
             put = f"leave(z, head, row{i}, split, x + {j * ACROSS}u, acc{i}_{j}, top.{e}, all_.{e});"
             body.append(f"  {put}" if (j + 1) * ACROSS <= m else f"  if (x + {j * ACROSS}u < {m}u) {{ {put} }}")
         body.append("}")
     return module("attention_tiles", body, form, target, TILE_THREADS, {"tile": ("vec4<f32>", 2 * HALF)})
-
-
-def _column(j: int, quads: int) -> str:
-    """The quad of a value that invocation x takes as its j-th, the last one instead of those beyond the end."""
-    return f"x + {j * ACROSS}u" if (j + 1) * ACROSS <= quads else f"min(x + {j * ACROSS}u, {quads - 1}u)"

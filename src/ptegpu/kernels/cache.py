@@ -1,12 +1,11 @@
-"""Rows [batch, queries, width] written in place into caches [batch, positions, width] from a symbolic position on.
+"""Writes of rows [batch, queries, width] into caches [batch, positions, width], in place from a symbolic position on.
 
-A negative position counts as 0, and rows that would lie beyond the last position are dropped, so that no write leaves
-the cache. One dispatch writes any number of caches of one shape. How is the style:
+A negative position counts as 0, and rows beyond the last position are dropped, so that no write leaves the cache. One
+dispatch writes any number of caches of one shape, in one of three styles:
 
-- "quads": the width is a multiple of four, an invocation moves four elements;
-- "elements": an invocation moves one;
-- "words": elements share words that nobody may write in part: an invocation owns a quad of the cache and puts into it
-  what falls there.
+- "quads": the width is a multiple of four, and an invocation copies four elements;
+- "elements": an invocation copies one element;
+- "words": several elements share a word, so an invocation owns a quad of the cache and replaces elements in it.
 """
 
 from __future__ import annotations
@@ -43,8 +42,10 @@ _PLACE = """  let e{j} = i * 4u + {j}u; let row{j} = e{j} / P.width; let positio
 def write_pages(
     values: tuple[DType, ...], caches: tuple[DType, ...], lanes: int, page: int, target: Target
 ) -> KernelSpec:
-    """Rows [queries, width] into pages [pages, page, width]: each has its sequence and its position there. A sequence
-    of -1 writes nothing; neither does what has no page."""
+    """Write rows [queries, width] into pages [pages, page, width], by the sequence and position of each row.
+
+    Rows of sequence -1 and positions without a page are not written.
+    """
     four = "4" if lanes == 4 else ""
     moves = "\n".join(f"  cache{n}_put{four}(to, value{n}_at{four}(i));" for n in range(len(values)))
     body = f"""
@@ -57,19 +58,15 @@ def write_pages(
   if (found < 0 || u32(found) >= P.pages) {{ return; }}
   let to = (u32(found) * {page}u + u32(position) % {page}u) * P.width + i % P.width;
 {moves}"""
-    return build(
-        "write_pages",
-        body,
-        target=target,
-        reads={**{f"value{n}": Storage(d, lanes) for n, d in enumerate(values)}, "rows": I32, "tables": I32},
-        writes={f"cache{n}": Storage(d, lanes) for n, d in enumerate(caches)},
-        params=u32s("queries", "width", "table_width", "sequences", "pages"),
-    )
+    reads = {**{f"value{n}": Storage(d, lanes) for n, d in enumerate(values)}, "rows": I32, "tables": I32}
+    writes = {f"cache{n}": Storage(d, lanes) for n, d in enumerate(caches)}
+    params = u32s("queries", "width", "table_width", "sequences", "pages")
+    return build("write_pages", body, target=target, reads=reads, writes=writes, params=params)
 
 
 @cached(64)
 def write_cache(style: str, values: tuple[DType, ...], caches: tuple[DType, ...], target: Target) -> KernelSpec:
-    """`width` is in quads for the style "quads"."""
+    """Write rows into caches; `width` counts quads for the style "quads"."""
     names = range(len(values))
     if style == "words":
         places = "\n".join(_PLACE.format(j=j) for j in range(4))

@@ -1,10 +1,10 @@
 """Convolutions over one to three spatial axes, summed in f32; axis `rank - 1` is the innermost.
 
-- `window` finds the matrix that a product with the weights wants: row (channel, tap), column a position of the output;
+- `window` presents the input as the matrix of a product with the weights: row (channel, tap), column output position;
 - `direct`: four neighbouring outputs per invocation, for groups so narrow that a product would be mostly idle;
-- `transposed`: four output channels of a position per invocation, from the inputs that reach it;
-- `phases` and `interleave` make a transposed convolution an ordinary one: with a stride of s, outputs s apart take the
-  same taps, so each of the s phases is a convolution of its own, and all of them see the same windows of the input.
+- `transposed`: four output channels of a position per invocation, from the inputs that contribute to it;
+- `phases` and `interleave` reduce a transposed convolution to an ordinary one: with a stride of s, outputs s apart take
+  the same taps, so each of the s phases is a convolution, and all of them see the same windows of the input.
 
 Parameters by axis: sizes of input `i`, output `o` and kernel `k`, stride `s`, padding `p`, dilation `d`.
 """
@@ -20,42 +20,41 @@ from ..plan.target import Target
 from ..sizes import cached
 from .concat import chosen
 from .functions import functions
-from .matmul import Finish, Gather
+from .matmul import Epilogue, Gather
 from .wgsl import KernelSpec, Storage, build, u32s
 
 
 @dataclass(frozen=True, slots=True)
 class Storages:
-    """The dtypes of the tensors of a kernel, and what is done to a result: it may be clamped, and more."""
+    """The dtypes of a kernel's tensors, and its epilogue: results may be clamped, and more."""
 
     x: DType
     weight: DType
     bias: DType | None
     y: DType
     clamped: bool
-    more: Finish | None = None
+    epilogue: Epilogue | None = None
 
     def added(self) -> dict[str, Storage]:
-        """What is read beside input and weight."""
+        """Return the bindings in addition to input and weight."""
         bias = {"bias": Storage(self.bias)} if self.bias else {}
-        return bias | (self.more.reads if self.more else {})
+        return bias | (self.epilogue.reads if self.epilogue else {})
 
     def reads(self, *, x_lanes: int = 1) -> dict[str, Storage]:
         return {"x": Storage(self.x, x_lanes), "weight": Storage(self.weight), **self.added()}
 
     def params(self) -> list[tuple[str, str]]:
         bounds = [("low", "f32"), ("high", "f32")] if self.clamped else []
-        return [*bounds, *(self.more.params if self.more else ())]
+        return [*bounds, *(self.epilogue.params if self.epilogue else ())]
 
     def finish(self) -> str:
-        """`finish(channel, i, v)`: the sum of an output channel, element i of y, with its bias, clamped, and more."""
+        """Return `finish(channel, i, sum)`: element i of y, which is `sum` with the channel's bias and the epilogue."""
         result = "sum + bias_at(channel)" if self.bias else "sum"
         if self.clamped:
             result = f"within({result}, P.low, P.high)"
-        more = self.more.wgsl if self.more else ""
-        last = self.more.call if self.more else "v"
+        wgsl, last = (self.epilogue.wgsl, self.epilogue.call) if self.epilogue else ("", "v")
         return (
-            f"{functions(result + more)}\n{more}\n"
+            f"{functions(result + wgsl)}\n{wgsl}\n"
             f"fn finish(channel: u32, i: u32, sum: f32) -> f32 {{ let v = {result}; return {last}; }}"
         )
 
@@ -66,9 +65,9 @@ def _axes(kind: str, names: str, axes: Iterable[int]) -> list[tuple[str, str]]:
 
 @cached(256)
 def window(kernel: tuple[int, ...]) -> Gather:
-    """The input as the matrix b [channels · taps, positions] of `kernels.matmul`, zero where the window overhangs.
+    """Return the input as the matrix b [channels · taps, positions] of `kernels.matmul`, with zeros for the padding.
 
-    A load of four columns has their first taps in common: coordinates `c`, and `at`, relative to the channel.
+    Loads of four columns share the positions of their first taps: coordinates `c`, and `at`, relative to the channel.
     """
     axes = range(len(kernel))
     taps = math.prod(kernel)
@@ -102,7 +101,7 @@ def window(kernel: tuple[int, ...]) -> Gather:
 
 
 def flat(name: str, axes: Iterable[int]) -> str:
-    """The position of coordinates in a plane of the input."""
+    """Return the index of coordinates in a plane of the input."""
     flat = ""
     for k in axes:
         flat = f"({flat}) * P.i{k} + {name}{k}" if flat else f"{name}{k}"
@@ -110,8 +109,8 @@ def flat(name: str, axes: Iterable[int]) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
-    """A window along the innermost axis, which is unrolled."""
+class InnerWindow:
+    """The window along the innermost axis, which is unrolled."""
 
     taps: int
     stride: int
@@ -119,18 +118,19 @@ class Line:
     padding: int
 
     def offset(self, output: int, tap: int) -> int:
-        """Where a tap of the output is, relative to the first output's first tap without padding."""
+        """Return the offset of an output's tap from the first output's first tap without padding."""
         return output * self.stride + tap * self.dilation - self.padding
 
 
 @cached(512)
-def direct(s: Storages, line: Line, rank: int, x_quads: bool, y_quads: bool, target: Target) -> KernelSpec:
-    """Four neighbouring outputs per invocation; the inputs that they share are loaded once per row of the window."""
+def direct(s: Storages, line: InnerWindow, rank: int, x_quads: bool, y_quads: bool, target: Target) -> KernelSpec:
+    """Compute four neighbouring outputs per invocation, which loads their inputs once per row of the window."""
     last, outer = rank - 1, range(rank - 1)
     offsets = sorted({line.offset(j, t) for j in range(4) for t in range(line.taps)})
     if x_quads:
         names = {e: f"v{e // 4 - offsets[0] // 4}.{'xyzw'[e % 4]}" for e in offsets}
-        loads = [(f"v{n}", f"x_tap(row, first + {q})") for n, q in _quads(offsets)]
+        quads = sorted({e // 4 for e in offsets})
+        loads = [(f"v{q - quads[0]}", f"x_tap(row, first + {q})") for q in quads]
         step, width = line.stride, f"P.i{last} / 4"
     else:
         names = {e: f"v{n}" for n, e in enumerate(offsets)}
@@ -190,14 +190,9 @@ def direct(s: Storages, line: Line, rank: int, x_quads: bool, y_quads: bool, tar
     )
 
 
-def _quads(offsets: list[int]) -> list[tuple[int, int]]:
-    """The quads that hold the offsets, numbered from the first."""
-    return [(q - offsets[0] // 4, q) for q in sorted({e // 4 for e in offsets})]
-
-
 @cached(64)
 def transposed(s: Storages, rank: int, target: Target) -> KernelSpec:
-    """Output o takes input i through tap k where o = i · stride - padding + k · dilation, along every axis."""
+    """Sum inputs i through taps k with o = i · stride - padding + k · dilation along every axis, for each output o."""
     axes = range(rank)
     body = [
         "let i = group * WG + lid;",
@@ -235,27 +230,24 @@ def transposed(s: Storages, rank: int, target: Target) -> KernelSpec:
         place = f"let at = (matrix * P.per_group + channel + {j}u) * P.positions + position;"
         store = f"y_put(at, finish(group_ * P.per_group + channel + {j}u, at, sum{j}));"
         body.append(f"if (channel + {j}u < P.per_group) {{ {place} {store} }}")
+    reads = s.reads()
+    writes = {"y": Storage(s.y)}
+    params = [
+        *u32s("count", "positions", "blocks", "sets", "per_group", "depth", "plane", "taps"),
+        *_axes("i32", "ikspd", axes),
+        *_axes("u32", "o", axes),
+        *s.params(),
+    ]
     return build(
-        "convolution_transposed",
-        body,
-        target=target,
-        reads=s.reads(),
-        writes={"y": Storage(s.y)},
-        params=[
-            *u32s("count", "positions", "blocks", "sets", "per_group", "depth", "plane", "taps"),
-            *_axes("i32", "ikspd", axes),
-            *_axes("u32", "o", axes),
-            *s.params(),
-        ],
-        helpers=s.finish(),
+        "convolution_transposed", body, target=target, reads=reads, writes=writes, params=params, helpers=s.finish()
     )
 
 
 @cached(64)
 def phases(weight: DType, rank: int, target: Target) -> KernelSpec:
-    """Weights [group, channel, out channel, taps] as [group, phase, out channel, channel, taps of a phase, reversed].
+    """Reorder weights [group, channel, out channel, taps] to [group, phase, out channel, channel, reversed taps].
 
-    Along an axis, phase r has `P.t` taps, every s-th from r on; those beyond the kernel are zero.
+    Along an axis, phase r has `P.t` taps, every s-th one from r on, which are zero beyond the kernel.
     """
     axes = range(rank)
     lines = ["var rest = i;"]
@@ -277,7 +269,7 @@ def phases(weight: DType, rank: int, target: Target) -> KernelSpec:
 
 @cached(64)
 def interleave(s: Storages, rank: int, target: Target) -> KernelSpec:
-    """The phases [image, group, phase, out channel, `P.q` positions] as outputs, with bias and clamped."""
+    """Interleave phases [image, group, phase, out channel, `P.q` positions] to outputs, with bias and epilogue."""
     axes = range(rank)
     lines = ["var rest = i;"]
     lines += [f"let o{k} = rest % P.o{k} + P.p{k}; rest = rest / P.o{k};" for k in reversed(axes)]

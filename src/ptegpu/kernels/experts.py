@@ -1,10 +1,10 @@
 """Products of rows with one of several matrices each: y[slot, n] = Σₖ x[row, k] · w[expert of the slot, n, k].
 
-A workgroup has one slot and a few columns, and walks K together. So a token reads the weights of its experts alone.
-Experts outside the table are clamped into it, so that nothing else is ever read.
+A workgroup walks along K for one slot and a few columns. So a token reads only the weights of its experts. Experts are
+clamped into the table, so that kernels never read beyond it.
 
-Weights are floats, or integers of 8 bits with a scale for each row, or of 4 bits, even elements in the low half and
-offset by 8, with a scale for each group.
+Weights are floats, or integers of 8 bits with a scale per row, or of 4 bits, offset by 8 with even elements in the low
+half of a byte, with a scale per group.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from .gemv import reduced
 from .wgsl import I32, KernelSpec, Storage, build
 
 COLUMNS = 4  # of a workgroup
-Form = Literal["float", "bytes", "halves"]  # of weights
+WeightKind = Literal["float", "bytes", "halves"]  # of weights
 PARAMS = ("n", "k", "blocks", "count", "share", "first", "rows")
 
-# What a step of k adds to the sum of column j; `b` is where its row begins.
+# The addition of step k to the sum of column j, whose row begins at `b`.
 _STEP = {
     "one": "sum{j} = fma(x_at(a + k), w_at(b{j} + k), sum{j});",
     "float": "sum{j} += dot(x_at4(a + k), w_at4(b{j} + k));",
@@ -39,11 +39,11 @@ fn eight(w: vec4<i32>, even: vec4<f32>, odd: vec4<f32>) -> f32 {
 
 @cached(64)
 def experts(
-    form: Form, x: DType, weight: DType, scales: DType | None, y: DType, quads: bool, target: Target
+    form: WeightKind, x: DType, weight: DType, scales: DType | None, y: DType, quads: bool, target: Target
 ) -> KernelSpec:
-    """The weight at hand has `rows` rows from row `first` on of `count` · `n`; `share` slots have the same row of x.
+    """Multiply by `rows` rows of the weight [`count` · `n`, K] from `first` on; `share` slots have the same row of x.
 
-    `quads`: K is a multiple of four, as it always is where weights are ints.
+    With `quads`, K is a multiple of four, which it always is for ints.
     """
     workgroup = target.workgroup(64)
     step = form if quads else "one"

@@ -1,4 +1,4 @@
-"""Matrix products by tiles in workgroup memory, or by blocks of registers alone; see `matmul.py`."""
+"""Matrix products by tiles in workgroup memory, or by blocks of registers only; see `matmul.py`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ..plan.target import Target
 from ..sizes import cached
-from .matmul import Form, Loader, b_source, module, row_quad
+from .matmul import GemmForm, Loader, b_source, module, row_quad
 from .wgsl import KernelSpec, Storage, u32s
 
 DEPTH = 16  # elements of K in a tile
@@ -16,11 +16,11 @@ DEPTH = 16  # elements of K in a tile
 class Tile:
     """A workgroup's part of y, and each invocation's part of that. Each invocation stages one 4 × 4 block per step.
 
-    With slices, so many teams of invocations take turns along K, each for the whole part, and add up what they have.
+    Slices are teams of invocations that take turns along K and add up their sums of the same part of y.
     """
 
-    size: int  # rows, and columns
-    rows: int  # of one invocation
+    size: int  # rows and columns of the workgroup
+    rows: int  # of an invocation
     columns: int
     slices: int = 1
 
@@ -33,25 +33,25 @@ class Tile:
         return self.team * self.slices
 
 
-BLOCKS = 32  # invocations of a workgroup that has no memory
+BLOCKS = 32  # invocations of a workgroup without shared memory
 LARGE, MEDIUM, SMALL, SLICED = Tile(128, 8, 8), Tile(64, 8, 4), Tile(32, 4, 4), Tile(32, 4, 4, slices=4)
 
 
 @cached(256)
-def gemm(form: Form, tile: Tile, target: Target, loader: Loader | None = None) -> KernelSpec:
-    """A tile of y per workgroup; `b` is a matrix as the form says, or what `loader` makes of other storage.
+def gemm(form: GemmForm, tile: Tile, target: Target, loader: Loader | None = None) -> KernelSpec:
+    """Compute a tile of y per workgroup; `loader` replaces the form's storage of `b`.
 
-    Both tiles lie in workgroup memory as [k][quad of rows or columns], so that an invocation reads vec4s. Quad q of
-    step k is kept at q ^ (k / 4 · 2), which spreads the stores of neighbouring invocations over the banks. While one
-    step is computed, the loads of the next are under way. Invocation (x, y) has row quads y, y + down, … and column
-    quads x, x + across, …: neighbours read, and store, neighbouring quads.
+    Tiles of a and b are in workgroup memory as [k][quad of rows or columns], so that an invocation reads vec4s. Quad q
+    of step k is stored at q ^ (k / 4 · 2), which spreads the stores of neighbouring invocations over the banks. The
+    loads of the next step overlap with the arithmetic of this one. Invocation (x, y) has row quads y, y + down, … and
+    column quads x, x + across, …, so that neighbours read and store neighbouring quads.
     """
     quads, across, down = tile.size // 4, tile.size // tile.columns, tile.size // tile.rows
     row_quads, column_quads = tile.rows // 4, tile.columns // 4
     blocks = quads * DEPTH // 4  # 4 × 4 blocks in each of the two tiles; the first half of the invocations stages a
     assert tile.team == 2 * blocks and min(across, down) >= 8
     room = 2 * DEPTH * quads  # quads of workgroup memory of a slice
-    step = DEPTH * tile.slices  # elements of K that all slices take
+    step = DEPTH * tile.slices  # elements of K in a step of all slices
     own, base = ("lid", "") if tile.slices == 1 else ("own", f"slice * {room}u + ")
     sums = [(i, j) for i in range(tile.rows) for j in range(column_quads)]
     along_k = f"(block % {DEPTH // 4}u) * 4u", f"block / {DEPTH // 4}u"  # (k, quad) of a block of four rows along K
@@ -140,8 +140,8 @@ def gemm(form: Form, tile: Tile, target: Target, loader: Loader | None = None) -
 
 
 @cached(256)
-def blocks(form: Form, rows: int, target: Target, loader: Loader | None = None) -> KernelSpec:
-    """An invocation for so many rows and four columns of y, neighbours for neighbouring columns; `b` as in `gemm`."""
+def blocks(form: GemmForm, rows: int, target: Target, loader: Loader | None = None) -> KernelSpec:
+    """Compute `rows` rows and four columns of y per invocation, with neighbours along the columns; `b` as in `gemm`."""
     b, place = b_source(form, loader)
     body = [
         f"let i = group * WG + lid; let across = (P.n + 3u) / 4u; let down = (P.m + {rows - 1}u) / {rows}u;",

@@ -1,8 +1,8 @@
-"""Products of a few rows with matrices stored along K or along N; their forms are those of `matmul`.
+"""Products of a few rows with matrices stored along K or along N, for the forms of `matmul`.
 
-`Gemv` and `reduce_lanes` serve those with packed weights, too (`linear_q4.py`, `linear_q8.py`).
+`Gemv` and `reduce_lanes` also serve products with packed weights (`linear_q4.py`, `linear_q8.py`).
 
-A kernel is for one row, or for at most so many: of `P.m` rows, the last is computed again where others are missing.
+A kernel computes a fixed number of rows. If `P.m` is smaller, it computes the last row again in place of missing ones.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from ..plan.target import Target
 from ..sizes import cached
-from .matmul import Form, b_source, module
+from .matmul import GemmForm, b_source, module
 from .wgsl import KernelSpec, Storage, u32s
 
 MIN_SUBGROUP = 4  # the smallest size WebGPU allows
@@ -19,29 +19,29 @@ MIN_SUBGROUP = 4  # the smallest size WebGPU allows
 
 @dataclass(frozen=True, slots=True)
 class Gemv:
-    """How a workgroup shares out packed weights: it has `slots` sets of `lanes`, and a set has `rows` of the weight."""
+    """The work of a workgroup on a packed weight: `slots` sets of `lanes`, each set for `rows` rows of the weight."""
 
     rows: int
     lanes: int  # over K
     words: int = 4  # per load: 1, 2 or 4
     slots: int = 1
-    staged: bool = False  # `a` is read from workgroup memory
-    digits: bool = False  # and is ints there
-    walks: bool = False  # workgroups go on to further rows, so that each reads `a` once
+    staged: bool = False  # reads `a` from workgroup memory
+    digits: bool = False  # stages `a` as ints
+    walks: bool = False  # workgroups continue with further rows, so that each reads `a` once
 
     def load(self, column: str, t: str, weight: str = "") -> str:
-        """Return load t of a row of a weight, which is given by its suffix."""
+        """Return load t of a row of the weight with this suffix."""
         if self.words == 1:
             return f"b_word{weight}({column}, {t})"
         return f"b{weight}[{column} * (P.row_bytes / {4 * self.words}u) + {t}]"
 
 
-def by_subgroups(how: Gemv, target: Target) -> bool:
-    return target.subgroups and target.subgroup_size > 0 and how.lanes % target.subgroup_size == 0
+def by_subgroups(layout: Gemv, target: Target) -> bool:
+    return target.subgroups and target.subgroup_size > 0 and layout.lanes % target.subgroup_size == 0
 
 
 def halved(values: list[str], workgroup: int, count: int, lane: str = "lid", last: int = 1) -> list[str]:
-    """Return lines that add each value up over `count` lanes, in `partial`, until `last` lanes have the sums."""
+    """Return lines that add up each value over `count` lanes in `partial`, until `last` lanes have the sums."""
     places = [i * workgroup for i in range(len(values))]
     lines = [f"partial[{at}u + lid] = {v};" for at, v in zip(places, values, strict=True)]
     stride = count // 2
@@ -56,29 +56,29 @@ def halved(values: list[str], workgroup: int, count: int, lane: str = "lid", las
     return lines
 
 
-def reduce_lanes(values: list[str], how: Gemv, target: Target) -> tuple[list[str], list[str], int]:
-    """Add each value up over a set of lanes: return lines, the totals as expressions, and words of workgroup memory."""
-    count, workgroup = len(values), how.lanes * how.slots
-    if how.lanes == 1:
+def reduce_lanes(values: list[str], layout: Gemv, target: Target) -> tuple[list[str], list[str], int]:
+    """Return lines that add up each value over a set of lanes, the totals, and the words of workgroup memory."""
+    count, workgroup = len(values), layout.lanes * layout.slots
+    if layout.lanes == 1:
         return [], values, 0
-    if by_subgroups(how, target):
+    if by_subgroups(layout, target):
         size = target.subgroup_size
-        each = how.lanes // size
+        each = layout.lanes // size
         lines = [f"let added{i} = subgroupAdd({v});" for i, v in enumerate(values)]
         if each == 1:
             return lines, [f"added{i}" for i in range(count)], 0
         lines += [f"let subgroup = lid / {size}u;", "if (sg_lane == 0u) {"]
         lines += [f"  partial[subgroup * {count}u + {i}u] = added{i};" for i in range(count)]
-        lines += ["}", "workgroupBarrier();", f"let own = lid / {how.lanes}u * {each * count}u;"]
+        lines += ["}", "workgroupBarrier();", f"let own = lid / {layout.lanes}u * {each * count}u;"]
         totals = [" + ".join(f"partial[own + {j * count + i}u]" for j in range(each)) for i in range(count)]
         return lines, [f"({t})" for t in totals], workgroup // size * count
-    lines = [*halved(values, workgroup, how.lanes, "lane"), "workgroupBarrier();"]
+    lines = [*halved(values, workgroup, layout.lanes, "lane"), "workgroupBarrier();"]
     return lines, [f"partial[{i * workgroup}u + lid - lane]" for i in range(count)], workgroup * count
 
 
 @cached(256)
-def gemv_rows(form: Form, rows: int, columns: int, workgroup: int, target: Target) -> KernelSpec:
-    """At most `rows` rows of a [M, K] against `columns` rows of b [N, K]: a workgroup walks K together."""
+def gemv_rows(form: GemmForm, rows: int, columns: int, workgroup: int, target: Target) -> KernelSpec:
+    """Multiply up to `rows` rows of a [M, K] by `columns` rows of b [N, K] per workgroup, which walks along K."""
     quads = form.a_quads and form.b_quads
     sums = [(i, j) for i in range(rows) for j in range(columns)]
     kind, zero = ("vec4<f32>", "vec4<f32>()") if quads else ("f32", "0.0")
@@ -114,13 +114,18 @@ def gemv_rows(form: Form, rows: int, columns: int, workgroup: int, target: Targe
 
 
 def _row(i: int, rows: int) -> str:
-    """Where row i of `rows` of a matrix begins, in rows."""
+    """Return the index of row i of `rows` among the rows of all matrices."""
     return "(z % P.sets * 1u + 0u)" if rows == 1 else f"(z % P.sets * P.m + min({i}u, P.m - 1u))"
 
 
 def reduced(values: list[str], workgroup: int, target: Target) -> tuple[list[str], int]:
-    """Lines that sum value i over the workgroup into `total` of invocation i, and how many f32 `partial` has."""
-    return _reduce_subgroups(values, workgroup) if target.subgroups else _reduce_tree(values, workgroup)
+    """Return lines that sum value i over the workgroup into `total` of invocation i, and the size of `partial`."""
+    if target.subgroups:
+        return _reduce_subgroups(values, workgroup)
+    count = len(values)
+    lines = halved(values, workgroup, workgroup)
+    lines += ["workgroupBarrier();", f"let total = partial[min(lid, {count - 1}u) * {workgroup}u];"]
+    return lines, workgroup * count
 
 
 def _reduce_subgroups(values: list[str], workgroup: int) -> tuple[list[str], int]:
@@ -140,17 +145,9 @@ def _reduce_subgroups(values: list[str], workgroup: int) -> tuple[list[str], int
     return lines, -(-workgroup // MIN_SUBGROUP) * count
 
 
-def _reduce_tree(values: list[str], workgroup: int) -> tuple[list[str], int]:
-    """Return the same by halves in workgroup memory."""
-    count = len(values)
-    lines = halved(values, workgroup, workgroup)
-    lines += ["workgroupBarrier();", f"let total = partial[min(lid, {count - 1}u) * {workgroup}u];"]
-    return lines, workgroup * count
-
-
 @cached(256)
-def gemv_columns(form: Form, rows: int, lanes: int, target: Target) -> KernelSpec:
-    """At most `rows` rows of a [M, K] against b [K, N]: a lane has four columns, a slice every so manieth k."""
+def gemv_columns(form: GemmForm, rows: int, lanes: int, target: Target) -> KernelSpec:
+    """Multiply up to `rows` rows of a [M, K] by b [K, N], with four columns per lane and slices along K."""
     workgroup = target.workgroup(256)
     slices, unroll = workgroup // lanes, 4
     b, place = b_source(form)

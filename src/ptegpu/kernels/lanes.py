@@ -1,10 +1,10 @@
-"""How the invocations of a workgroup share rows: how many lanes work on a row, and how they agree on one number.
+"""The division of a workgroup's invocations into lanes of rows, and the reduction of a row's lanes to one number.
 
-A row is whatever ends in a few numbers: the elements behind one output of a sum, a line of a softmax, a vector that is
-normalised. Bodies built with `Lanes` see `row` (clamped to `P.rows`), `live` (false for a clamped one, which must not
-be written), and `lane`. Barriers and subgroup operations are at the top level of the body or in loops of uniform
-bounds. Lanes in one subgroup shuffle; what subgroups leave, and all where their size is not known, goes through
-workgroup memory.
+A row is a sequence of elements that is reduced to a few numbers: the operands of one sum, a row of a softmax, a vector
+to be normalised. Bodies built with `Lanes` have `row` (clamped to `P.rows`), `live` (false for a clamped row, which
+must not be written), and `lane`. Barriers and subgroup operations are at the top level of the body or in loops with
+uniform bounds. Lanes of one subgroup shuffle. The results of subgroups, and all values if the subgroup size is unknown,
+go through workgroup memory.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from typing import Literal, NamedTuple
 from ..plan.target import Target
 from .wgsl import u32s
 
-UNROLLED = 8  # reads of workgroup memory at most that are written out
-HELD_AT_MOST = 10  # loads a lane keeps in registers
-HELD_OF_PIECE = 8  # of a row that is cut in pieces
-AGREED_BYTES = 32  # of workgroup memory at most for each invocation that leaves numbers there
+UNROLLED = 8  # maximum reads of workgroup memory that are unrolled
+HELD_AT_MOST = 10  # maximum loads of a row that a lane keeps in registers
+HELD_OF_PIECE = 8  # maximum loads of a piece that a lane keeps in registers
+AGREED_BYTES = 32  # upper bound of workgroup memory for each invocation that shares numbers
 
 
 class Agreement(NamedTuple):
@@ -39,7 +39,7 @@ class Lanes:
     count: int  # lanes of a row, a power of two
     workgroup: int  # invocations
     columns: bool = False  # neighbouring invocations work on neighbouring rows, whose elements are neighbours
-    subgroup: int = 0  # invocations of a subgroup; 0: not known
+    subgroup: int = 0  # invocations of a subgroup; 0: unknown
 
     @property
     def rows(self) -> int:
@@ -47,25 +47,24 @@ class Lanes:
 
     @property
     def step(self) -> int:
-        """Invocations from a lane to the next."""
+        """The distance of successive lanes, in invocations."""
         return self.rows if self.columns else 1
 
     @property
-    def together(self) -> int:
-        """Lanes of a row in one subgroup."""
+    def in_subgroup(self) -> int:
+        """The lanes of a row in one subgroup."""
         return min(self.count, max(1, self.subgroup // self.step))
 
     @property
     def by_subgroup(self) -> bool:
-        """Whether the kernel needs subgroups."""
-        return self.together > 1
+        """True if the kernel needs subgroups."""
+        return self.in_subgroup > 1
 
     def groups(self, rows: int) -> int:
-        """Workgroups for that many rows."""
         return -(-rows // self.rows)
 
     def place(self, block: str = "group") -> str:
-        """Declares `row`, `lane` and `live` of this invocation in the workgroup numbered `block`."""
+        """Return WGSL that declares `row`, `lane` and `live` of this invocation in workgroup `block`."""
         if self.rows == 1:
             return f"  let row = {block}; let lane = lid; let live = true;"
         inside, lane = f"lid / {self.count}u", f"lid % {self.count}u"
@@ -77,13 +76,13 @@ class Lanes:
         )
 
     def shared(self, element: str, *names: str) -> dict[str, tuple[str, int]]:
-        """The workgroup arrays that agreeing takes: one per agreement, so that none waits for another's readers."""
-        if self.count == self.together:
+        """Return the workgroup arrays of agreements, one for each, so that none waits for another's readers."""
+        if self.count == self.in_subgroup:
             return {}
-        return {n: (element, self.workgroup // self.together) for n in names}
+        return {n: (element, self.workgroup // self.in_subgroup) for n in names}
 
     def tree(self, store: str, merge: str) -> str:
-        """`store` leaves a lane's value at `lid`, `merge` folds the one at `there` into it, until `first` has all."""
+        """Return WGSL in which lanes `store` values at `lid` and `merge` those at `there`, until `first` has all."""
         lines = [f"  {store}", "  workgroupBarrier();"]
         half = self.count // 2
         while half:
@@ -97,13 +96,13 @@ class Lanes:
         """The invocation of the row's first lane."""
         return f"lid - lane * {self.step}u"
 
-    def agree(self, result: str, value: str, how: Agreement, shared: str) -> str:
-        """Declares `result`: the agreement of the row's lanes on their `value`s, known to all of them."""
-        merge = f"{result} = {how.merge.format(a=result, b=f'there_{result}')};"
+    def agree(self, result: str, value: str, operation: Agreement, shared: str) -> str:
+        """Return WGSL that declares `result`: the agreement of the row's lanes on their `value`s, in all lanes."""
+        merge = f"{result} = {operation.merge.format(a=result, b=f'there_{result}')};"
         return f"  var {result} = {value};\n" + self.fold({result: shared}, merge)
 
     def fold(self, values: Mapping[str, str], merge: str) -> str:
-        """The row's lanes agree on variables, given with their workgroup arrays.
+        """Return WGSL in which the row's lanes agree on variables; `values` maps these to their workgroup arrays.
 
         `merge` folds `there_<variable>` of another lane into each.
         """
@@ -121,13 +120,13 @@ class Lanes:
             return ""
         if not self.subgroup:
             return self.tree(store("lid"), f"{at('there')}{merge} {store('lid')}") + f"\n  {take(self.first)}"
-        lines = self._shuffled(values, merge, self.together)
-        rest = self.count // self.together
+        lines = self._shuffled(values, merge, self.in_subgroup)
+        rest = self.count // self.in_subgroup
         if rest > 1:
-            slot = self._slot
-            lines += [f"  if (lane % {self.together}u == 0u) {{ {store(slot.format(k=f'lane / {self.together}u'))}}}"]
+            slot, own = self._slot, f"lane / {self.in_subgroup}u"
+            lines += [f"  if (lane % {self.in_subgroup}u == 0u) {{ {store(slot.format(k=own))}}}"]
             lines += ["  workgroupBarrier();"]
-            readers = min(rest, self.together)
+            readers = min(rest, self.in_subgroup)
             lines += [f"  {take(slot.format(k=f'lane % {readers}u'))}"]
             fold_next = f"{at(slot.format(k=f'(lane % {readers}u + k)'))}{merge}"
             if rest <= UNROLLED * readers:
@@ -138,7 +137,7 @@ class Lanes:
         return "\n".join(lines)
 
     def _shuffled(self, values: Mapping[str, str], merge: str, lanes: int) -> list[str]:
-        """So many neighbouring lanes exchange their values until each has all."""
+        """Return lines in which `lanes` neighbouring lanes exchange their values until all have the result."""
         lines = []
         while lanes > 1:
             lanes //= 2
@@ -148,13 +147,13 @@ class Lanes:
 
     @property
     def _slot(self) -> str:
-        """Where the row's subgroup `k` leaves its values."""
+        """The place in workgroup memory for the values of the row's subgroup `k`."""
         if self.columns:
             return f"{{k}} * {self.rows}u + lid % {self.rows}u"
-        return f"lid / {self.count}u * {self.count // self.together}u + {{k}}"
+        return f"lid / {self.count}u * {self.count // self.in_subgroup}u + {{k}}"
 
     def scan(self, value: str, operator: str, zero: str, shared: str) -> str:
-        """Declares `before` and `whole`: `value` over the row's earlier lanes, and over all; `zero` is neutral."""
+        """Return WGSL that declares `before` and `whole`: `value` over the row's earlier lanes, and over all lanes."""
         if self.count == 1:
             return f"  let before = {zero}; let whole = {value};"
         lines = [f"  var run = {value};"]
@@ -171,23 +170,23 @@ class Lanes:
             lines += [f"  let before = select({zero}, {earlier}, lane > 0u);"]
             lines += [f"  let whole = {shared}[{self.first} + {(self.count - 1) * self.step}u];"]
             return "\n".join(lines)
-        lines.append(f"  let place = lane % {self.together}u;")
-        for d in _doublings(self.together):
+        lines.append(f"  let place = lane % {self.in_subgroup}u;")
+        for d in _doublings(self.in_subgroup):
             up = f"let up = subgroupShuffleUp(run, {d * self.step}u);"
             lines.append(f"  {{ {up} if (place >= {d}u) {{ run = up {operator} run; }} }}")
-        if self.together > 1:
+        if self.in_subgroup > 1:
             lines += [f"  let up = subgroupShuffleUp(run, {self.step}u);"]
             lines += [f"  var before = select({zero}, up, place > 0u);"]
         else:
             lines += [f"  var before = {zero};"]
-        rest = self.count // self.together
+        rest = self.count // self.in_subgroup
         if rest == 1:
-            last = f"sg_lane + ({self.together - 1}u - place) * {self.step}u"
+            last = f"sg_lane + ({self.in_subgroup - 1}u - place) * {self.step}u"
             return "\n".join([*lines, f"  let whole = subgroupShuffle(run, {last});"])
         slot = self._slot
         lines += [
-            f"  let own_slot = lane / {self.together}u;",
-            f"  if (place == {self.together - 1}u) {{ {shared}[{slot.format(k='own_slot')}] = run; }}",
+            f"  let own_slot = lane / {self.in_subgroup}u;",
+            f"  if (place == {self.in_subgroup - 1}u) {{ {shared}[{slot.format(k='own_slot')}] = run; }}",
             "  workgroupBarrier();",
             f"  var whole = {zero};",
         ]
@@ -203,57 +202,57 @@ def _doublings(below: int) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """Walks of a row's lanes over its loads: `held` of them per lane in registers, or, if 0, loaded on each walk.
+    """Walks of a row's lanes over its loads, `held` of which each lane keeps in registers; 0 loads them on each walk.
 
-    Of a whole row, lanes hold as many loads as it has, rounded up (`held`).
+    Of a whole row, lanes hold all loads (`held`).
     """
 
     lanes: Lanes
     held: int
-    load: str  # of index `j`, below `end`
+    load: str  # WGSL of the load with index `j`, below `end`
     begin: str = "0u"
     end: str = "P.length"
 
     @property
-    def sure(self) -> int:
-        """Registers that every lane fills: all but the last of a whole row, which has no more than it takes."""
+    def filled(self) -> int:
+        """The registers that every lane fills: all but the last one of a whole row."""
         return self.held - 1 if self.end == "P.length" else 0
 
     def start(self, element: str) -> str:
-        """Fills the registers, all loads at once; one beyond the end repeats the last and is never used."""
+        """Return WGSL that fills the registers; loads beyond the end repeat the last one and are never used."""
         lines = [f"  let j{k} = {self.begin} + lane + {k * self.lanes.count}u;" for k in range(self.held)]
         for k in range(self.held):
-            j = f"j{k}" if k < self.sure else f"min(j{k}, {self.end} - 1u)"
+            j = f"j{k}" if k < self.filled else f"min(j{k}, {self.end} - 1u)"
             lines += [f"  var v{k}: {element};", f"  {{ let j = {j}; v{k} = {self.load}; }}"]
         return "\n".join(lines)
 
     def each(self, body: str) -> str:
-        """`body` for every load of this lane: its index `j` and value `v`."""
+        """Return WGSL of `body` for every load of this lane, with its index `j` and value `v`."""
         if not self.held:
             step = self.lanes.count
             return f"  for (var j = lane; j < P.length; j += {step}u) {{\n    let v = {self.load};\n    {body}\n  }}"
         lines = []
         for k in range(self.held):
-            within = "" if k < self.sure else f"if (j{k} < {self.end}) "
+            within = "" if k < self.filled else f"if (j{k} < {self.end}) "
             lines.append(f"  {within}{{ let j = j{k}; let v = v{k}; {body} }}")
         return "\n".join(lines)
 
     def put(self, value: str) -> str:
-        """Replaces the value `v` in every register."""
+        """Return WGSL that replaces the value `v` in every register."""
         return "\n".join(f"  {{ let v = v{k}; v{k} = {value}; }}" for k in range(self.held))
 
 
 def held(lanes: Lanes, loads: int) -> int:
-    """How many loads each lane keeps; 0 where the row is too long."""
+    """Return the number of loads that each lane keeps; 0 if the row is too long."""
     each = -(-loads // lanes.count)
     return each if each <= HELD_AT_MOST else 0
 
 
-Stage = Literal["whole", "statistics", "results"]  # of rows that are held: in one kernel, or in two
+Stage = Literal["whole", "statistics", "results"]  # of a kernel for whole rows, or of the two kernels for pieces
 
 
 class Pieces(NamedTuple):
-    """How a row is held: cut into `parts` of `piece` loads, `held` by each lane of the workgroup that has one."""
+    """A row in `parts` pieces of `piece` loads, of which each lane of a piece's workgroup holds `held`."""
 
     parts: int
     piece: int
@@ -264,17 +263,17 @@ class Pieces(NamedTuple):
 
 
 def pieces(lanes: Lanes, loads: int) -> Pieces:
-    """A row as a whole if its lanes can hold it."""
-    whole = held(lanes, loads)
-    if whole or not loads:
-        return Pieces(1, loads, whole)
+    """Return a row in one piece if its lanes can hold it, and in several otherwise."""
+    each = held(lanes, loads)
+    if each or not loads:
+        return Pieces(1, loads, each)
     parts = -(-loads // (lanes.count * HELD_OF_PIECE))
     piece = -(-loads // parts)
     return Pieces(-(-loads // piece), piece, -(-piece // lanes.count))
 
 
 def cut_place(stage: Stage, lanes: Lanes) -> tuple[str, str, str]:
-    """Declares `row`, `lane`, `live` and, in pieces, `part`; then the first load of this workgroup, and the end."""
+    """Return WGSL that declares `row`, `lane`, `live` and `part`, and the begin and end of the workgroup's loads."""
     if stage == "whole":
         return lanes.place(), "0u", "P.length"
     place = f"  let part = group % P.parts;\n{lanes.place('(group / P.parts)')}"
@@ -289,68 +288,68 @@ def cut_params(stage: Stage) -> list[tuple[str, str]]:
     return [] if stage == "whole" else u32s("parts", "piece")
 
 
-class Variant(NamedTuple):
-    """The lanes per row, if the condition holds for (rows, loads of a row, workgroups that keep the GPU busy)."""
+class LaneRule(NamedTuple):
+    """The lanes per row, under a condition on (rows, loads of a row, workgroups that keep the GPU busy)."""
 
     lanes: int
     when: Callable[[int, int, int], bool] | None
     workgroup: int = 256
 
 
-class Choice(NamedTuple):
-    """The first variant that matches and fits the target is taken; the last has no condition."""
+class LaneTable(NamedTuple):
+    """Rules for a kind of rows: the first one that holds and fits the target is taken; the last has no condition."""
 
     columns: bool
-    variants: tuple[Variant, ...]
+    rules: tuple[LaneRule, ...]
 
 
 _SHORT_ROWS = (
-    Variant(1, lambda rows, loads, busy: loads <= 4),
-    Variant(8, lambda rows, loads, busy: loads <= 32),
-    Variant(32, lambda rows, loads, busy: loads <= 128 or (loads <= 256 and rows >= 16 * busy)),
-    Variant(64, lambda rows, loads, busy: loads <= 512 and rows >= 16 * busy),
+    LaneRule(1, lambda rows, loads, busy: loads <= 4),
+    LaneRule(8, lambda rows, loads, busy: loads <= 32),
+    LaneRule(32, lambda rows, loads, busy: loads <= 128 or (loads <= 256 and rows >= 16 * busy)),
+    LaneRule(64, lambda rows, loads, busy: loads <= 512 and rows >= 16 * busy),
 )
-# Rows that are walked: their loads are read once, in any number.
-ALONG_ROWS = Choice(False, (*_SHORT_ROWS, Variant(256, None)))
-ACROSS_ROWS = Choice(
+# Rows of any number of loads, which are read once.
+ALONG_ROWS = LaneTable(False, (*_SHORT_ROWS, LaneRule(256, None)))
+ACROSS_ROWS = LaneTable(
     True,
     (
-        Variant(1, lambda rows, loads, busy: loads <= 8 or rows >= 1024 * busy),
-        Variant(8, lambda rows, loads, busy: loads <= 64 or rows >= 128 * busy),
-        Variant(32, lambda rows, loads, busy: rows > 4 or loads <= 256),
-        Variant(64, None),
+        LaneRule(1, lambda rows, loads, busy: loads <= 8 or rows >= 1024 * busy),
+        LaneRule(8, lambda rows, loads, busy: loads <= 64 or rows >= 128 * busy),
+        LaneRule(32, lambda rows, loads, busy: rows > 4 or loads <= 256),
+        LaneRule(64, None),
     ),
 )
-# Rows that are held in registers, whole or in pieces.
-HELD_ROWS = Choice(
+# Rows that lanes hold in registers, whole or in pieces.
+HELD_ROWS = LaneTable(
     False,
     (
         *_SHORT_ROWS,
-        Variant(256, lambda rows, loads, busy: loads <= 256 * HELD_OF_PIECE),
-        Variant(512, lambda rows, loads, busy: loads <= 512 * HELD_OF_PIECE, 512),
-        Variant(1024, lambda rows, loads, busy: loads <= 1024 * HELD_AT_MOST, 1024),
-        Variant(256, None),
+        LaneRule(256, lambda rows, loads, busy: loads <= 256 * HELD_OF_PIECE),
+        LaneRule(512, lambda rows, loads, busy: loads <= 512 * HELD_OF_PIECE, 512),
+        LaneRule(1024, lambda rows, loads, busy: loads <= 1024 * HELD_AT_MOST, 1024),
+        LaneRule(256, None),
     ),
 )
-HELD_COLUMNS = Choice(
+HELD_COLUMNS = LaneTable(
     True,
     (
-        Variant(1, lambda rows, loads, busy: loads <= HELD_OF_PIECE),
-        Variant(8, lambda rows, loads, busy: loads <= 8 * HELD_OF_PIECE),
-        Variant(32, lambda rows, loads, busy: loads <= 32 * HELD_OF_PIECE),
-        Variant(128, lambda rows, loads, busy: loads <= 128 * HELD_OF_PIECE, 1024),
-        Variant(32, None),
+        LaneRule(1, lambda rows, loads, busy: loads <= HELD_OF_PIECE),
+        LaneRule(8, lambda rows, loads, busy: loads <= 8 * HELD_OF_PIECE),
+        LaneRule(32, lambda rows, loads, busy: loads <= 32 * HELD_OF_PIECE),
+        LaneRule(128, lambda rows, loads, busy: loads <= 128 * HELD_OF_PIECE, 1024),
+        LaneRule(32, None),
     ),
 )
 
 
-def choose(choice: Choice, rows: int, loads: int, target: Target) -> Lanes:
-    """The lanes for rows of that many loads."""
+def choose(table: LaneTable, rows: int, loads: int, target: Target) -> Lanes:
+    """Return the lanes for rows of `loads` loads."""
     subgroup = target.subgroup_size if target.subgroups else 0
-    for v in choice.variants:
+    for v in table.rules:
         workgroup = target.workgroup(v.workgroup)
-        lanes = Lanes(min(v.lanes, workgroup), workgroup, choice.columns, subgroup)
-        fits = workgroup == v.workgroup and workgroup // lanes.together * AGREED_BYTES <= target.max_shared_bytes
+        lanes = Lanes(min(v.lanes, workgroup), workgroup, table.columns, subgroup)
+        fits = workgroup == v.workgroup and workgroup // lanes.in_subgroup * AGREED_BYTES <= target.max_shared_bytes
         if v.when is None or (v.when(rows, loads, target.device_class.busy) and (fits or v.workgroup <= 256)):
             return lanes
-    raise AssertionError("the last variant has no condition")
+    raise AssertionError("the last rule has no condition")

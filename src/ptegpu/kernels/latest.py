@@ -1,4 +1,4 @@
-"""The latest token of each sequence, where runs leave it for those after them. Rows are (sequence, position)."""
+"""The latest token of each sequence, which a run leaves for the next one. Rows are (sequence, position)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .wgsl import I32, KernelSpec, Storage, build, u32s
 
 @cached(8)
 def fill(tokens: DType, target: Target) -> KernelSpec:
-    """Tokens, with the latest one of its row's sequence in place of any below 0; of nobody's row, 0."""
+    """Replace tokens below 0 by the latest token of the row's sequence, or by 0 if the row has no sequence."""
     body = """
   let i = group * WG + lid;
   if (i >= P.rows) { return; }
@@ -30,7 +30,7 @@ def fill(tokens: DType, target: Target) -> KernelSpec:
 
 @cached(8)
 def keep(target: Target) -> KernelSpec:
-    """The tokens after some rows are the latest ones of the rows' sequences; nobody's goes nowhere."""
+    """Keep the tokens after some rows as the latest of the rows' sequences; ignore rows without a sequence."""
     body = """
   let i = group * WG + lid;
   if (i >= P.count) { return; }
@@ -38,12 +38,9 @@ def keep(target: Target) -> KernelSpec:
   if (row < 0 || u32(row) >= P.rows) { return; }
   let sequence = rows_at(2u * u32(row));
   if (sequence >= 0 && u32(sequence) < P.sequences) { latest_put(u32(sequence), tokens_at(i)); }"""
+    reads = {"tokens": I32, "rows": I32, "wanted": I32}
+    writes = {"latest": I32}
+    params = u32s("count", "rows", "sequences")
     return build(
-        "latest_keep",
-        body,
-        target=target,
-        reads={"tokens": I32, "rows": I32, "wanted": I32},
-        writes={"latest": I32},
-        params=u32s("count", "rows", "sequences"),
-        workgroup=target.workgroup(64),
+        "latest_keep", body, target=target, reads=reads, writes=writes, params=params, workgroup=target.workgroup(64)
     )

@@ -3,10 +3,9 @@
 Elements of weights become 1 + u / 2ᵇ (`packing.py`), and Σ w·x = 2ᵇ · (Σ (1 + u / 2ᵇ)·x − 1.5 · Σ x). The second sum is
 the same for all columns.
 
-- `gemv`: one row of `a`, or at most so many (the last is computed again where others are missing): sets of lanes walk K
-  together for a few rows of the weight, or of several weights. `a` may be an RMS norm that is computed on the way:
-  Σ w·(x·g·r) = r · Σ w·(x·g), with a row's Σ x² for r = 1 / √(mean of x² + eps) as one more sum; or the parts that
-  attention leaves, which are merged.
+`gemv` multiplies a few rows of `a`: sets of lanes walk along K for a few rows of one weight or several. It can also
+compute the RMS norm that makes `a`, as Σ w·(x·g·r) = r · Σ w·(x·g), with one more sum Σ x² per row for
+r = 1 / √(mean of x² + eps), or merge the parts of an attention into `a`.
 """
 
 from __future__ import annotations
@@ -17,22 +16,22 @@ from dataclasses import dataclass
 from ..dtypes import DType
 from ..plan.target import Target
 from ..sizes import cached
-from .attention_merge import Merge
+from .attention import Merge
 from .gemv import Gemv, by_subgroups, reduce_lanes
 from .linear_q4_rows import DIGITS, STAGED_HEAD, InputRows, along_k, merged
-from .matmul import Form, module
+from .matmul import GemmForm, module
 from .packing import PARAMS, RAW, WHOLE, Packing, four_of, scale_at, unsigned, word_loader
 from .wgsl import KernelSpec, Storage, u32s
 
-AHEAD = 1  # blocks that a lane loads of each row before it waits for anything
+AHEAD = 1  # blocks of each row that a lane loads before the first barrier
 
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """A row of a weight that a set of lanes works on: its number among these, the weight's suffix, and which column."""
+    """A row of a weight that a set of lanes works on."""
 
-    number: int
-    weight: str
+    number: int  # among the rows of the set
+    weight: str  # suffix of the weight
     column: int  # from `first` on
 
     @property
@@ -42,9 +41,9 @@ class _Row:
 
 @cached(256)
 def gemv(
-    form: Form,
+    form: GemmForm,
     packing: Packing,
-    how: Gemv,
+    layout: Gemv,
     count: int,
     masked: bool,
     tail: bool,
@@ -55,26 +54,27 @@ def gemv(
     norm: DType | None = None,
     merge: Merge | None = None,
 ) -> KernelSpec:
-    """`count` rows of a, or fewer if `masked`, against a weight.
+    """Multiply `count` rows of a, or fewer if `masked`, by a weight.
 
-    A block is one load of a row of the weight; a part of K has `blocks`.
-    `tail`: K is no multiple of a block's elements. `scale_quads`: the scales of four columns can be loaded together.
+    A block is one load of a row of the weight; a part of K has `blocks`. `tail` means that K is not a multiple of a
+    block's elements, `scale_quads` that the scales of four columns can be loaded together.
 
-    `further` are the biases of further weights `b_1`, `b_2`, …; K is one part then. Each has its own workgroups, after
-    those of the weights before it, and a result `y_1`, …. But where the form's finish takes what is `beside`, the only
-    further weight has as many rows, and each set of lanes has the same rows of both: what it gives is not stored.
+    `further` are the biases of further weights `b_1`, `b_2`, …, for which K is one part. Each has workgroups of its
+    own, after those of the weights before it, and a result `y_1`, …. If the epilogue takes the variable `beside`, there
+    is one further weight with as many rows; each set of lanes has the same rows of both, and `beside` is its result,
+    which is not stored.
 
-    `norm` is the type of g [K], where the rows are those of `a` brought to unit mean square and multiplied with g; K is
-    one part then. With `merge`, `a` are parts of [B, S, H, D], of which a row is all heads.
+    `norm` is the type of the weight g [K] of an RMS norm of the rows; K is one part then. With `merge`, `a` are the
+    parts of an attention [B, S, H, D], whose rows have all heads.
     """
     suffixes = [f"_{w}" for w in range(1, len(further) + 1)]
-    paired = form.finish is not None and None in form.finish.operands
-    together = [["", *suffixes]] if paired else [[""], *([s] for s in suffixes)]
+    paired = form.epilogue is not None and None in form.epilogue.operands
+    weights = [["", *suffixes]] if paired else [[""], *([s] for s in suffixes)]
     normed = norm is not None
-    a = InputRows(how, packing, count, blocks, masked, normed)
-    walks = [_walk(w, further, a, scale_quads, target) for w in together]
+    a = InputRows(layout, packing, count, blocks, masked, normed)
+    walks = [_walk(w, further, a, scale_quads, target) for w in weights]
     partial = walks[0][1]
-    if how.walks and len(walks) == 1:
+    if layout.walks and len(walks) == 1:
         body = ["let part = 0u;", *a.lines()]
         body += ["for (var block = group; block < P.blocks; block += P.groups) {", *walks[0][0]]
         body += ["workgroupBarrier();"] if partial else []
@@ -88,13 +88,13 @@ def gemv(
             body += [*lines, "}"]
             before += f" + P.blocks{s}"
     shared = {"partial": ("f32", partial)} if partial else {}
-    if how.staged:
+    if layout.staged:
         shared |= a.memory()
-        shared |= {"squares": ("f32", count * how.lanes * how.slots)} if normed else {}
+        shared |= {"squares": ("f32", count * layout.lanes * layout.slots)} if normed else {}
     reads = {"a": Storage(DType.F32, 4) if merge else Storage(form.a, 4 if form.a_quads else 1)}
     reads |= {"g": Storage(norm, 4 if form.a_quads else 1)} if norm else {}
     for s, bias in zip(["", *suffixes], (None, *further), strict=True):
-        reads[f"b{s}"] = Storage(packing.dtype, raw=RAW[how.words])
+        reads[f"b{s}"] = Storage(packing.dtype, raw=RAW[layout.words])
         reads[f"scales{s}"] = Storage(packing.scales, 4 if scale_quads else 1)
         reads |= {f"bias{s}": Storage(bias)} if bias else {}
     stored = [] if paired else list(zip(suffixes, further, strict=True))
@@ -105,10 +105,10 @@ def gemv(
         target,
         reads=reads,
         writes={f"y{s}": Storage(form.y) for s, _ in stored},
-        workgroup=how.lanes * how.slots,
+        workgroup=layout.lanes * layout.slots,
         helpers=[
-            *(word_loader(packing.aligned, s) for s in ("", *suffixes) if how.words == 1),
-            a.units() if how.digits else "",
+            *(word_loader(packing.aligned, s) for s in ("", *suffixes) if layout.words == 1),
+            a.units() if layout.digits else "",
             merged(merge, tail) if merge else along_k("x", "a", form.a_quads, tail, "P.a_first + row * P.k"),
             along_k("g", "g", form.a_quads, tail) if normed else "",
             "var<private> beside: f32;" if paired else "",
@@ -122,12 +122,12 @@ def gemv(
             *(merge.params if merge else []),
         ],
         shared=shared,
-        subgroups=by_subgroups(how, target),
+        subgroups=by_subgroups(layout, target),
     )
 
 
 def _store(weight: str, bias: bool) -> str:
-    """`put` for a further weight, whose result is [M, N] and stands alone."""
+    """Return `put` for a further weight, whose result [M, N] is contiguous."""
     added = f" + bias{weight}_at(column)" if bias else ""
     return (
         f"fn put{weight}(part: u32, row: u32, column: u32, v: f32) {{\n"
@@ -136,42 +136,38 @@ def _store(weight: str, bias: bool) -> str:
 
 
 def _walk(
-    weights: Sequence[str],
-    further: tuple[DType | None, ...],
-    a: InputRows,
-    scale_quads: bool,
-    target: Target,
+    weights: Sequence[str], further: tuple[DType | None, ...], a: InputRows, scale_quads: bool, target: Target
 ) -> tuple[list[str], int]:
-    """Return lines from a workgroup's `part` of K and `block` of columns to their `put`, and words of its memory.
+    """Return lines that compute and put a workgroup's `block` of columns over a `part` of K, and the words of memory.
 
-    A set of lanes has the same columns of all `weights`, which are given by suffix: the first one's are put, and where
-    there is a second one, with bias `further`, its results are what is `beside`.
+    `weights` are suffixes. A set of lanes has the same columns of all of them. It puts the results of the first one;
+    those of a second one, with bias `further`, become `beside`.
     """
-    how, packing, count, blocks, elements = a.how, a.packing, a.count, a.blocks, a.elements
-    rows = [_Row(w * how.rows + r, s, r) for w, s in enumerate(weights) for r in range(how.rows)]
-    lanes, own = how.lanes, weights[0]
+    layout, packing, count, blocks, elements = a.layout, a.packing, a.count, a.blocks, a.elements
+    rows = [_Row(w * layout.rows + r, s, r) for w, s in enumerate(weights) for r in range(layout.rows)]
+    lanes, own = layout.lanes, weights[0]
     quads = elements // 4
     sums = [(m, row.number) for m in range(count) for row in rows]
-    by_quads = count == 1 and not how.digits
-    alone = not (how.walks and len(weights) == 1 + bool(further))
+    by_quads = count == 1 and not layout.digits
+    stages = not (layout.walks and len(weights) == 1 + bool(further))
     body = [
-        f"let first = (block * {how.slots}u + lid / {lanes}u) * {how.rows}u;",
-        *(f"let column{r} = min(first + {r}u, P.n{own} - 1u);" for r in range(how.rows)),
+        f"let first = (block * {layout.slots}u + lid / {lanes}u) * {layout.rows}u;",
+        *(f"let column{r} = min(first + {r}u, P.n{own} - 1u);" for r in range(layout.rows)),
         *(f"var sum{m}_{r} = {'vec4<f32>()' if by_quads else '0.0'};" for m, r in sums),
     ]
 
     def words(row: _Row, loaded: str) -> list[str]:
-        each = [f"{loaded}.{c}" for c in "xyzw"[: how.words]] if how.words > 1 else [loaded]
-        return [f"let w{row.number}_{i} = {w if how.digits else unsigned(w, packing)};" for i, w in enumerate(each)]
+        each = [f"{loaded}.{c}" for c in "xyzw"[: layout.words]] if layout.words > 1 else [loaded]
+        return [f"let w{row.number}_{i} = {w if layout.digits else unsigned(w, packing)};" for i, w in enumerate(each)]
 
-    staged = a.lines() if alone else []
-    if how.digits:  # what does not wait for the row of `a` is under way while that is staged
+    staged = a.lines() if stages else []
+    if layout.digits:  # loads that do not need the row of `a` overlap with its staging
         head = staged[:STAGED_HEAD]
         rounds = range(-(-blocks // lanes))
         fetch = []
         for c in rounds:
             lines = [f"let t{c} = min(begin + lane + {c * lanes}u, end - 1u);"]
-            lines += [f"let loaded{row.number}_{c} = {how.load(row.at, f't{c}', row.weight)};" for row in rows]
+            lines += [f"let loaded{row.number}_{c} = {layout.load(row.at, f't{c}', row.weight)};" for row in rows]
             if packing.run != WHOLE:
                 lines += _scales(f"min(t{c} * {elements}u, P.k - 1u)", c, rows, scale_quads)
             fetch.append(lines)
@@ -180,17 +176,17 @@ def _walk(
             body += fetch[c] if c >= AHEAD else []
             body.append("{" if (c + 1) * lanes <= blocks else f"if (begin + lane + {c * lanes}u < end) {{")
             body += [f"  {line}" for row in rows for line in words(row, f"loaded{row.number}_{c}")]
-            body += [f"  {line}" for line in _accumulate_digits(packing, rows, how.words, blocks, c)]
+            body += [f"  {line}" for line in _accumulate_digits(packing, rows, layout.words, blocks, c)]
             body.append("}")
     else:
         body += [*staged, f"for (var t = begin + lane; t < end; t += {lanes}u) {{", f"  let k = t * {elements}u;"]
-        body += [f"  let loaded{row.number} = {how.load(row.at, 't', row.weight)};" for row in rows]
+        body += [f"  let loaded{row.number} = {layout.load(row.at, 't', row.weight)};" for row in rows]
         body += [f"  {line}" for row in rows for line in words(row, f"loaded{row.number}")]
         for q in range(quads):
-            if a.normed and not how.staged:
+            if a.normed and not layout.staged:
                 body.append(f"  let g_{q} = g_quad(0u, k + {4 * q}u);")
             for m in range(count):
-                if how.staged:
+                if layout.staged:
                     body.append(f"  let x{m}_{q} = xs[{(m * quads + q) * blocks}u + t - begin];")
                 else:
                     body += [f"  {line}" for line in a.quad(f"x{m}_{q}", m, f"k + {4 * q}u", f"g_{q}")]
@@ -198,13 +194,13 @@ def _walk(
         body.append("}")
     added = [f"dot(sum{m}_{r}, vec4<f32>(1.0))" if by_quads else f"sum{m}_{r}" for m, r in sums]
     added += [f"square{m}" for m in range(count) if a.normed]
-    reduced, totals, partial = reduce_lanes(added, how, target)
+    reduced, totals, partial = reduce_lanes(added, layout, target)
     body += reduced
     for m, total in enumerate(totals[len(sums) :]):
         body.append(f"let root{m} = inverseSqrt({total} / f32(P.k) + P.eps);")
     for m in range(count):
-        for r in range(how.rows):
-            scaled = [totals[m * len(rows) + w * how.rows + r] for w in range(len(weights))]
+        for r in range(layout.rows):
+            scaled = [totals[m * len(rows) + w * layout.rows + r] for w in range(len(weights))]
             if packing.run == WHOLE:
                 scaled = [f"{v} * {scale_at('0u', f'column{r}', s)}" for v, s in zip(scaled, weights, strict=True)]
             if a.normed:
@@ -214,12 +210,12 @@ def _walk(
                 other = f"beside = P.alpha * {v}{f' + bias{s}_at(column{r})' if bias else ''}; "
             put = f"{other}put{own}(part, {m}u, first + {r}u, {scaled[0]});"
             live = f" && {m}u < P.m" if m and a.masked else ""
-            body.append(f"if (lane == {(m * how.rows + r) % lanes}u{live}) {{ {put} }}")
+            body.append(f"if (lane == {(m * layout.rows + r) % lanes}u{live}) {{ {put} }}")
     return body, partial
 
 
 def _accumulate_digits(packing: Packing, rows: Sequence[_Row], words: int, blocks: int, c: int) -> list[str]:
-    """A lane's block c of each of `rows` rows of weights times the digits of its elements, into the sums."""
+    """Return lines that add a lane's block c of each of `rows` times the digits of its elements to the sums."""
     lines = [f"let t = t{c} - begin; let unit = unit(t);"]
     lines += [f"var d{d}_{row.number} = 0;" for row in rows for d in range(DIGITS)]
     for i in range(words * packing.elements // 8):
@@ -235,7 +231,7 @@ def _accumulate_digits(packing: Packing, rows: Sequence[_Row], words: int, block
     for row in rows:
         r = row.number
         value = f"f32((d0_{r} * 128 + d1_{r}) * 128 + d2_{r})"
-        if packing.bits == 8:  # the sum of all digits may not fit
+        if packing.bits == 8:  # the sum of all digits may overflow
             value = f"fma(f32(d0_{r}), 16384.0, f32(d1_{r} * 128 + d2_{r}))"
         scale = "" if packing.run == WHOLE else f"scale{c}_{r} * "
         lines.append(f"sum0_{r} += {scale}fma({value}, unit.x, unit.y);")
@@ -243,9 +239,10 @@ def _accumulate_digits(packing: Packing, rows: Sequence[_Row], words: int, block
 
 
 def _accumulate(packing: Packing, count: int, rows: Sequence[_Row], quads: int, scale_quads: bool) -> list[str]:
-    """A block of each of `rows` rows of weights times its elements of each of `count` rows of a, into the sums.
+    """Return lines that add a block of each of `rows` times its elements of `count` rows of a to the sums.
 
-    Sums for one row of a are quads, which are added up at the end; those for several would not fit into registers.
+    The sums of a single row of a are quads, which are added up at the end; those of several rows would not fit into
+    registers.
     """
     ones = "vec4<f32>(1.0)"
 
@@ -257,7 +254,7 @@ def _accumulate(packing: Packing, count: int, rows: Sequence[_Row], quads: int, 
         return f"{to} = fma({d}, {x}, {to});" if count == 1 else f"{to} += dot({d}, {x});"
 
     lines: list[str] = []
-    if packing.run in (1, 2):  # a scale of its own for every element
+    if packing.run in (1, 2):  # a scale for every element
         for row in rows:
             r = row.number
             for q in range(quads):
@@ -285,7 +282,7 @@ def _accumulate(packing: Packing, count: int, rows: Sequence[_Row], quads: int, 
 
 
 def _scales(k: str, c: int, rows: Sequence[_Row], scale_quads: bool) -> list[str]:
-    """Declares `scale<c>_<r>`, the scale of element k in each row."""
+    """Return lines that declare `scale<c>_<r>`, the scale of element k in each row."""
     if not scale_quads:
         return [f"let scale{c}_{row.number} = {scale_at(k, row.at, row.weight)};" for row in rows]
     lines = []

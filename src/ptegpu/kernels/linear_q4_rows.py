@@ -1,7 +1,7 @@
-"""The rows of `a` in products with packed weights: in registers, in workgroup memory, or there as ints.
+"""The rows of `a` in products with packed weights, in registers or in workgroup memory, where they may become ints.
 
-Where there is one row, it can be made ints, which GPUs multiply four at a time: each block of elements becomes v · s of
-ints v < 2²¹, which are written as three digits of 7 bits, v = (d₀ · 128 + d₁) · 128 + d₂. That is as exact as f32,
+A single row can become ints, which GPUs multiply four at a time: each block of elements becomes v · s with ints
+v < 2²¹, which are written as three digits of 7 bits, v = (d₀ · 128 + d₁) · 128 + d₂. That is as accurate as f32,
 relative to the largest element of the block, and takes a third of the instructions.
 """
 
@@ -9,36 +9,35 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .attention_merge import Merge
+from .attention import Merge
 from .gemv import Gemv
 from .packing import Packing
 from .wgsl import ELEMENT_BYTES
 
 DIGITS = 3  # of 7 bits
-LARGEST = 2**21 - 1  # that three digits write, of which only the first has a sign
+MAX_VALUE = 2**21 - 1  # of three digits, of which only the first has a sign
 LOW = ("", " & 0x7f7f7f7fu", " & 0x7f7f7f7fu")
-STAGED_HEAD = 2  # lines of `InputRows.lines` that say which elements there are
+STAGED_HEAD = 2  # the first lines of `InputRows.lines`, which declare the lane's part of K
 
 
 @dataclass(frozen=True, slots=True)
 class InputRows:
-    """`count` rows of `a`, or fewer if `masked`, for a workgroup whose part of K has `blocks`; a block is one load."""
+    """`count` rows of `a`, or fewer if `masked`, for a workgroup whose part of K has `blocks` loads of the weight."""
 
-    how: Gemv
+    layout: Gemv
     packing: Packing
     count: int
     blocks: int
     masked: bool = False
-    normed: bool = False  # their squares are summed, too
+    normed: bool = False  # sums their squares
 
     @property
     def elements(self) -> int:
-        """Elements of a block."""
-        return self.how.words * self.packing.elements
+        return self.layout.words * self.packing.elements
 
     def memory(self) -> dict[str, tuple[str, int]]:
         """Return the workgroup arrays of rows that are staged."""
-        if not self.how.digits:
+        if not self.layout.digits:
             return {"xs": ("vec4<f32>", self.count * self.elements // 4 * self.blocks)}
         items = self.elements // 8 * self.blocks
         return {"xs": ("vec4<u32>", items), "lows": ("vec2<u32>", items), "tops": ("vec2<f32>", items)}
@@ -47,17 +46,17 @@ class InputRows:
         return sum(ELEMENT_BYTES[element] * n for element, n in self.memory().values())
 
     def lines(self) -> list[str]:
-        """Return lines that declare the lane, its part of K and what it needs of the rows, which may be staged."""
+        """Return lines that declare the lane, its part of K and its rows, and stage these if the layout says so."""
         lines = [
-            f"let lane = lid % {self.how.lanes}u;",
+            f"let lane = lid % {self.layout.lanes}u;",
             f"let begin = part * {self.blocks}u; let end = min(begin + {self.blocks}u, P.row_blocks);",
         ]
         lines += [f"var square{m} = 0.0;" for m in range(self.count) if self.normed]
         lines += [f"let row{m} = {f'min({m}u, P.m - 1u)' if self.masked else f'{m}u'};" for m in range(1, self.count)]
-        return lines + (self._digits() if self.how.digits else self._floats() if self.how.staged else [])
+        return lines + (self._digits() if self.layout.digits else self._floats() if self.layout.staged else [])
 
     def quad(self, name: str, m: int, k: str, g: str = "") -> list[str]:
-        """Return lines that declare four elements of row m; normed ones times `g`, by default that of element k."""
+        """Return lines that declare four elements of row m; normed ones are multiplied by `g` or the weight at k."""
         row = f"row{m}" if m else "0u"
         if not self.normed:
             return [f"let {name} = x_quad({row}, {k});"]
@@ -66,12 +65,12 @@ class InputRows:
         return [f"let {plain} = x_quad({row}, {k});", squares, f"let {name} = {plain} * {g or f'g_quad(0u, {k})'};"]
 
     def _square(self, m: int, first: str) -> str:
-        """Return the lane's share of row m's sum of squares, from what the invocations left from `first` on."""
-        shares = (f"squares[{first}{s * self.how.lanes}u + lane]" for s in range(self.how.slots))
+        """Return the lane's share of row m's sum of squares, of those in workgroup memory from `first` on."""
+        shares = (f"squares[{first}{s * self.layout.lanes}u + lane]" for s in range(self.layout.slots))
         return f"square{m} = {' + '.join(shares)};"
 
     def _floats(self) -> list[str]:
-        """Return lines that bring rows into workgroup memory, and sums of squares to the lanes."""
+        """Return lines that copy rows to workgroup memory, and sums of squares to the lanes."""
         quads, blocks, lines = self.elements // 4, self.blocks, list[str]()
         for m in range(self.count):
             lines += [f"for (var i = lid; i < {quads * blocks}u; i += WG) {{"]
@@ -82,13 +81,13 @@ class InputRows:
         return lines + [self._square(m, f"{m}u * WG + ") for m in range(self.count) if self.normed]
 
     def _digits(self) -> list[str]:
-        """Return lines that bring the only row into workgroup memory as digits.
+        """Return lines that copy the only row to workgroup memory as digits.
 
-        A part of a block has eight elements, and two words of four for each digit: `xs` the upper two digits, `lows`
-        the last one. `tops` has the largest of its elements, and their sum. Adding 1.5 · 2²³ rounds a number to an int,
-        in its lowest bits.
+        A part of a block has eight elements, with two words of four elements per digit: `xs` holds the upper two
+        digits, `lows` the last one. `tops` holds the largest magnitude of the elements and their sum. Adding 1.5 · 2²³
+        to a number rounds it to an int in its lowest bits.
         """
-        elements, threads = self.elements, self.how.lanes * self.how.slots
+        elements, threads = self.elements, self.layout.lanes * self.layout.slots
         parts, packing, blocks = elements // 8, self.packing, self.blocks
         items = parts * blocks
         rounds = range(-(-items // threads))
@@ -128,8 +127,7 @@ class InputRows:
         return [*lines, "workgroupBarrier();"]
 
     def units(self) -> str:
-        """Return WGSL of what a block's digits are made with, and what they stand for: a unit, and the offset of the
-        weight times x."""
+        """Return WGSL functions of a block: the inverse unit of its digits, and (their unit, the offset times Σ x)."""
         parts = self.elements // 8
         most, total = "tops[block * {n}u].x", "tops[block * {n}u].y"
         for j in range(1, parts):
@@ -139,14 +137,14 @@ class InputRows:
         offset = "-8.0" if self.packing.bits == 4 else "0.0"
         return (
             "fn inverse_unit(block: u32) -> f32 {\n"
-            f"  let most = {most};\n  return select(0.0, {float(LARGEST)} / most, most > 0.0);\n}}\n"
+            f"  let most = {most};\n  return select(0.0, {float(MAX_VALUE)} / most, most > 0.0);\n}}\n"
             "fn unit(block: u32) -> vec2<f32> {\n"
-            f"  return vec2<f32>({most} / {float(LARGEST)}, {offset} * ({total}));\n}}"
+            f"  return vec2<f32>({most} / {float(MAX_VALUE)}, {offset} * ({total}));\n}}"
         )
 
 
 def along_k(name: str, binding: str, quads: bool, tail: bool, row: str = "0u") -> str:
-    """`name_quad(row, k)`: four elements of a row of the binding, which begins at `row`, zero beyond K."""
+    """Return `name_quad(row, k)`: four elements of a row of the binding, which begins at `row`, zero beyond K."""
     if not quads:
         lanes = (f"select(0.0, {binding}_at({row} + min(k + {j}u, P.k - 1u)), k + {j}u < P.k)" for j in range(4))
         value = f"vec4<f32>({', '.join(lanes)})"
@@ -158,7 +156,7 @@ def along_k(name: str, binding: str, quads: bool, tail: bool, row: str = "0u") -
 
 
 def merged(merge: Merge, tail: bool) -> str:
-    """`x_quad(row, k)`: four elements of a row that is merged of parts, zero beyond K."""
+    """Return `x_quad(row, k)`: four elements of a row, merged from parts of an attention, zero beyond K."""
     value = f"merged(((z * P.heads + h / P.sharing) * rows + row_) * {merge.quads + 1}u, quad % {merge.quads}u)"
     return (
         f"{merge.helpers('a')}\n"

@@ -2,11 +2,11 @@
 
     y[row, column] = x_scale[row] · Σ_groups scale[group, column] · Σₖ (x[row, k] − x_zero[row]) · w[column, k] + bias
 
-The inner sum is exact. x is given in words of four elements; beyond K they are zero. For weights of 4 bits, word 2i has
-the elements 8i + 0, 2, 4, 6, and word 2i + 1 the others: what one mask makes of a word of the weight. `pack_rows` puts
-float or int8 rows into that order. A result is float, or int8 again: rounded to its own scale and zero point.
+The inner sum is exact. x consists of words of four elements, zero beyond K. For 4-bit weights, word 2i has the elements
+8i + 0, 2, 4, 6, and word 2i + 1 has the others, in the order that one mask extracts from a word of the weight.
+`pack_rows` puts float or int8 rows into that order. Results are float, or int8 with a scale and a zero point.
 
-- `gemv`: one row of x, or at most so many: sets of lanes walk K together for a few rows of the weight;
+- `gemv`: a few rows of x: sets of lanes walk along K for a few rows of the weight;
 - `gemm`: tiles of both in workgroup memory.
 """
 
@@ -28,11 +28,12 @@ ONES = "0x01010101u"
 
 
 @dataclass(frozen=True, slots=True)
-class Gather:
-    """WGSL of `x_word(row, word, inside)`, for rows that are not stored as words, in `gemm` only.
+class RowGather:
+    """WGSL of `x_word(row, word, inside)` for rows that are not stored as words, used by `gemm` only.
 
-    There are then several products, `P.sets` of which differ in their weights; this one's number is `product`, and its
-    weights begin at row `base`. y is stored [product][column][row]. With `shared_scales` all sets have the same scales.
+    There are several products with `P.sets` different weights. The index of the current one is `product`, and its
+    weights begin at row `base`. y is stored [product][column][row]. With `shared_scales`, all weights have the same
+    scales.
     """
 
     wgsl: str
@@ -41,25 +42,25 @@ class Gather:
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
-    """What a kernel is generated for."""
+class Int8Form:
+    """The constants of a kernel."""
 
     bits: int  # of the weight: 4, offset by 8, or 8, two's complement
     run: int  # elements, a power of two from 8 on, that share a scale; or WHOLE
     weight: DType
     scales: DType
     bias: DType | None
-    y: DType  # float, or int8 (single elements of which are written as int32)
+    y: DType  # float, or int8, whose single elements are written as int32
     relu: bool
     x_scale: DType | None  # one for each row; or, if None, a parameter for all
     x_zero: DType | None
     y_quads: bool  # y is stored four elements at a time
     aligned: bool = True  # rows of the weight are whole words
-    gather: Gather | None = None
+    gather: RowGather | None = None
 
     @property
     def elements(self) -> int:
-        """Of a word of the weight."""
+        """Elements of a word of the weight."""
         return 32 // self.bits
 
     @property
@@ -73,7 +74,7 @@ PARAMS = ("m", "n", "x_words", "row_bytes", "group", "scale_stride", "scale_grou
 def _kernel(
     name: str,
     body: list[str],
-    form: Form,
+    form: Int8Form,
     target: Target,
     *,
     words: tuple[str, str],  # element types of x and b
@@ -84,7 +85,7 @@ def _kernel(
     params: tuple[str, ...],
     subgroups: bool = False,
 ) -> KernelSpec:
-    """A kernel with the epilogue that all share: `put` and `put4` of sums in units of the weight's scales."""
+    """Return a kernel with the shared end: `put4` of sums in units of the weight's scales."""
     x = Storage(DType.I8) if form.gather else Storage(DType.I8, raw=words[0])
     reads = {"x": x, "b": Storage(form.weight, raw=words[1])}
     reads["scales"] = Storage(form.scales)
@@ -114,7 +115,7 @@ def _kernel(
     )
 
 
-def _epilogue(form: Form) -> str:
+def _epilogue(form: Int8Form) -> str:
     kind = COMPUTE[form.y]
     scale = "x_scales_at(row)" if form.x_scale else "P.x_scale"
     zero = "i32(x_zeros_at(row))" if form.x_zero else "P.x_zero"
@@ -146,7 +147,7 @@ def _epilogue(form: Form) -> str:
 
 @cached(64)
 def pack_rows(x: DType, scale: DType | None, zero: DType | None, interleaved: bool, target: Target) -> KernelSpec:
-    """Rows of x [rows, k] as words, `words` to a row: floats are quantised, int8 is only put in order."""
+    """Pack rows of x [rows, k] into `words` words each: floats are quantised, and int8 elements reordered."""
     if scale and zero:
         factor = "let inverse = 1.0 / x_scales_at(row); let zero = f32(x_zeros_at(row));"
         element = "i32(clamp(round(x_at(at) * inverse) + zero, -128.0, 127.0))"
@@ -171,35 +172,30 @@ def pack_rows(x: DType, scale: DType | None, zero: DType | None, interleaved: bo
     if scale and zero:
         reads |= {"x_scales": Storage(scale), "x_zeros": Storage(zero)}
     numbers = [("x_inverse", "f32"), ("x_zero", "f32")] if x.is_float and not scale else []
-    return build(
-        "linear_q8_pack_rows",
-        "\n".join(body),
-        target=target,
-        reads=reads,
-        writes={"y": Storage(DType.I8, 4)},
-        params=[*u32s("rows", "k", "words"), *numbers],
-    )
+    writes = {"y": Storage(DType.I8, 4)}
+    params = [*u32s("rows", "k", "words"), *numbers]
+    return build("linear_q8_pack_rows", "\n".join(body), target=target, reads=reads, writes=writes, params=params)
 
 
 @cached(256)
-def gemv(form: Form, how: Gemv, count: int, target: Target) -> KernelSpec:
-    """At most `count` rows of x against a weight; sets of lanes have quads of its rows. A block is one load of such."""
-    assert how.rows % 4 == 0
-    rows, lanes = range(how.rows), how.lanes
-    per_block = how.words * form.elements // 4  # words of x
+def gemv(form: Int8Form, layout: Gemv, count: int, target: Target) -> KernelSpec:
+    """Multiply up to `count` rows of x by a weight, with sets of lanes for quads of its rows; a block is one load."""
+    assert layout.rows % 4 == 0
+    rows, lanes = range(layout.rows), layout.lanes
+    per_block = layout.words * form.elements // 4  # words of x
     width = min(per_block, 4)
-    whole = form.run == WHOLE
+    row_scale = form.run == WHOLE
     sums = [(m, r) for m in range(count) for r in rows]
     body = [
-        f"let first = (group * {how.slots}u + lid / {lanes}u) * {how.rows}u;",
+        f"let first = (group * {layout.slots}u + lid / {lanes}u) * {layout.rows}u;",
         f"let lane = lid % {lanes}u;",
         *(f"let column{r} = min(first + {r}u, P.n - 1u);" for r in rows),
         *(f"let row{m} = min({m}u, P.m - 1u);" for m in range(1, count)),
         *(f"let zero{m} = zero_of({_row(m)});" for m in range(count)),
-        *(f"var sum{m}_{r} = {'0' if whole else '0.0'};" for m, r in sums),
+        *(f"var sum{m}_{r} = {'0' if row_scale else '0.0'};" for m, r in sums),
         f"for (var t = lane; t < P.row_blocks; t += {lanes}u) {{",
     ]
-    body += [f"  let loaded{r} = {how.load(f'column{r}', 't')};" for r in rows]
+    body += [f"  let loaded{r} = {layout.load(f'column{r}', 't')};" for r in rows]
     for m in range(count):
         for j in range(per_block // width):
             at = f"({_row(m)} * P.x_words + t * {per_block}u) / {width}u + {j}u"
@@ -209,28 +205,28 @@ def gemv(form: Form, how: Gemv, count: int, target: Target) -> KernelSpec:
         return _component(f"x{m}_{word // width}", word % width, width)
 
     def w(r: int, word: int) -> str:
-        return _component(f"loaded{r}", word, how.words)
+        return _component(f"loaded{r}", word, layout.words)
 
     if form.bits == 8:
         for m, r in sums:
-            products = " + ".join(f"dot4I8Packed({x(m, i)}, {w(r, i)})" for i in range(how.words))
+            products = " + ".join(f"dot4I8Packed({x(m, i)}, {w(r, i)})" for i in range(layout.words))
             body.append(f"  sum{m}_{r} += {products};")
     else:
-        body += [f"  {line}" for line in _nibbles(form, how, count, x, w)]
+        body += [f"  {line}" for line in _nibbles(form, layout, count, x, w)]
     body.append("}")
-    reduced, totals, partial = reduce_lanes([f"sum{m}_{r}" for m, r in sums], how, target)
+    reduced, totals, partial = reduce_lanes([f"sum{m}_{r}" for m, r in sums], layout, target)
     body += reduced
 
     def total(i: int) -> str:
         m, r = sums[i]
-        if not whole:
+        if not row_scale:
             return totals[i]
-        given = f"({totals[i]} - zero{m} * sums_at(P.first + column{r}))" if form.bits == 8 else totals[i]
-        return f"f32({given}) * scale_at(0u, column{r})"
+        exact = f"({totals[i]} - zero{m} * sums_at(P.first + column{r}))" if form.bits == 8 else totals[i]
+        return f"f32({exact}) * scale_at(0u, column{r})"
 
     for m in range(count):
-        for r in range(0, how.rows, 4):
-            i = m * how.rows + r
+        for r in range(0, layout.rows, 4):
+            i = m * layout.rows + r
             quad = ", ".join(total(i + j) for j in range(4))
             body.append(f"if (lane == {i % lanes}u) {{ put4({m}u, first + {r}u, vec4<f32>({quad})); }}")
     return _kernel(
@@ -238,13 +234,13 @@ def gemv(form: Form, how: Gemv, count: int, target: Target) -> KernelSpec:
         body,
         form,
         target,
-        words=(RAW[width], RAW[how.words]),
+        words=(RAW[width], RAW[layout.words]),
         sums=form.bits == 8,
-        workgroup=lanes * how.slots,
-        shared={"partial": ("i32" if whole else "f32", partial)} if partial else {},
-        helpers=word_loader(form.aligned) if how.words == 1 else "",
+        workgroup=lanes * layout.slots,
+        shared={"partial": ("i32" if row_scale else "f32", partial)} if partial else {},
+        helpers=word_loader(form.aligned) if layout.words == 1 else "",
         params=("row_blocks",),
-        subgroups=by_subgroups(how, target),
+        subgroups=by_subgroups(layout, target),
     )
 
 
@@ -257,19 +253,22 @@ def _component(vector: str, i: int, width: int) -> str:
 
 
 def _nibbles(
-    form: Form, how: Gemv, count: int, x: Callable[[int, int], str], w: Callable[[int, int], str]
+    form: Int8Form, layout: Gemv, count: int, x: Callable[[int, int], str], w: Callable[[int, int], str]
 ) -> list[str]:
-    """A block of 4-bit weights into the sums: Σ (n − 8)·(x − zero) = Σ n·x − zero · Σ n − 8 · Σ (x − zero)."""
-    chunk = how.words if form.run == WHOLE else min(form.run // 8, how.words)  # words that share a scale
+    """Return lines that add a block of 4-bit weights to the sums.
+
+    Σ (n − 8)·(x − zero) = Σ n·x − zero · Σ n − 8 · Σ (x − zero)
+    """
+    chunk = layout.words if form.run == WHOLE else min(form.run // 8, layout.words)  # words that share a scale
     lines: list[str] = []
-    for c in range(0, how.words, chunk):
+    for c in range(0, layout.words, chunk):
         inside = range(c, c + chunk)
         for m in range(count):
             added = " + ".join(f"dot4I8Packed({x(m, 2 * i + h)}, {ONES})" for i in inside for h in (0, 1))
             lines.append(f"let x_sum{m}_{c} = 8 * ({added} - zero{m} * {8 * chunk});")
         if form.run != WHOLE:
-            lines.append(f"let group{c} = min((t * {how.words}u + {c}u) * 8u / P.group, P.scale_groups - 1u);")
-        for r in range(how.rows):
+            lines.append(f"let group{c} = min((t * {layout.words}u + {c}u) * 8u / P.group, P.scale_groups - 1u);")
+        for r in range(layout.rows):
             for i in inside:
                 lines.append(f"let even{r}_{i} = {w(r, i)} & 0x0f0f0f0fu;")
                 lines.append(f"let odd{r}_{i} = ({w(r, i)} >> 4u) & 0x0f0f0f0fu;")
@@ -289,11 +288,11 @@ def _nibbles(
 
 
 @cached(256)
-def gemm(form: Form, tile: Tile, target: Target) -> KernelSpec:
-    """A tile of y per workgroup, group by group of K.
+def gemm(form: Int8Form, tile: Tile, target: Target) -> KernelSpec:
+    """Compute a tile of y per workgroup, one group of K after the other.
 
-    Both tiles lie in workgroup memory as [word][quad of rows or columns]. Invocation (x, y) has row quads y,
-    y + down, … and column quads x, x + across, …
+    Tiles of x and the weight are in workgroup memory as [word][quad of rows or columns]. Invocation (x, y) has row
+    quads y, y + down, … and column quads x, x + across, …
     """
     quads, across, down = tile.size // 4, tile.size // tile.columns, tile.size // tile.rows
     row_quads, column_quads = tile.rows // 4, tile.columns // 4
@@ -361,10 +360,7 @@ def gemm(form: Form, tile: Tile, target: Target) -> KernelSpec:
     body += [f"  sum{i}_{j} += scale{j} * vec4<f32>(exact{i}_{j});" for i, j in sums]
     body.append("}")
     if form.gather:
-        body[:0] = [
-            "product = group / (P.row_tiles * P.column_tiles);",
-            "base = product % P.sets * P.n;",
-        ]
+        body[:0] = ["product = group / (P.row_tiles * P.column_tiles);", "base = product % P.sets * P.n;"]
         for i in range(0, tile.rows, 4):
             for j, c in ((j, c) for j in range(column_quads) for c in range(4)):
                 four = ", ".join(f"sum{i + r}_{j}.{'xyzw'[c]}" for r in range(4))

@@ -2,21 +2,21 @@
 
 Ints, which only `outer` takes, are summed in i32 and wrap.
 
-There may be fewer matrices of `a` and of the bias than of `b`: matrix z is then number z modulo `P.sets`.
+`a` and the bias may have fewer matrices than `b`: product z takes matrix z modulo `P.sets`.
 
-All kernels share one `Form` (what is constant per graph) and one block of parameters (what is live):
+All kernels share one `GemmForm` (constant per graph) and one block of parameters (live sizes):
 
-- `outer`: an invocation per element, for a K so short that nothing is worth sharing, and for ints;
-- `gemv.gemv_rows`: one to eight rows of `a` against b stored [N, K]: a workgroup walks K together for a few rows of b;
-- `gemv.gemv_columns`: the same against b stored [K, N]: lanes over columns, slices of the workgroup over K;
+- `outer`: an invocation per element, for a K too short to share any work, and for ints;
+- `gemv.gemv_rows`: one to eight rows of `a` by b stored [N, K]: a workgroup walks along K for a few rows of b;
+- `gemv.gemv_columns`: one to eight rows of `a` by b stored [K, N]: lanes over columns, slices of the workgroup over K;
 - `gemm.gemm`: tiles in workgroup memory, a small block of accumulators in registers;
-- `gemm.blocks`: such a block alone, for processors that compute as a GPU does, where workgroup memory and barriers are
-  dear.
+- `gemm.blocks`: the block of accumulators only, for software adapters, where workgroup memory and barriers are
+  expensive.
 
 All are unrolled here, because naga emits plain loops: every accumulator has a name. Loads are clamped into the matrix
-rather than guarded, what lies beyond K is set to zero on its way into the tile, and what lies beyond M or N is never
-stored. `gemv_columns`, `gemm` and `blocks` store quads if the form says so, and can take a `b` that is no stored matrix
-(`Gather`); the others store single elements. `gemv_columns` and `gemm` can leave partial sums over parts of K to
+rather than guarded. Elements beyond K become zero on their way into the tile, and elements beyond M or N are never
+stored. `gemv_columns`, `gemm` and `blocks` store quads if the form allows it, and accept a `b` that is not stored as a
+matrix (`Gather`); the others store single elements. `gemv_columns` and `gemm` can leave partial sums over parts of K to
 `add_parts`.
 """
 
@@ -39,10 +39,10 @@ BIAS = u32s("bias_batch", "bias_row", "bias_column", "bias_first")
 
 @dataclass(frozen=True, slots=True)
 class Gather:
-    """WGSL that finds the elements of `b` with `b_at`, where it is no stored matrix.
+    """WGSL that finds the elements of a `b` that is not stored as a matrix.
 
-    `b_place(column) -> Place` is all that loads of four columns from there on have in common, `b_quad(row, Place)` is
-    one such load; rows count through all matrices of `b`.
+    `b_place(column) -> Place` is common to all loads of four columns from `column` on, and `b_quad(row, Place)` is one
+    such load. Rows count through all matrices of `b`.
     """
 
     wgsl: str
@@ -50,14 +50,16 @@ class Gather:
 
 
 @dataclass(frozen=True, slots=True)
-class Finish:
-    """Arithmetic on each element before it is stored: `apply(i, v, …)` gets its place in y, its value, the elements at
-    that place in further tensors, and numbers."""
+class Epilogue:
+    """Arithmetic on each result before it is stored.
+
+    `apply(i, v, …)` takes its index in y, its value, the elements of further tensors at that index, and numbers.
+    """
 
     wgsl: str  # defines `apply`
-    operands: tuple[DType | None, ...]  # None: no tensor, but what the kernel has as `beside`
+    operands: tuple[DType | None, ...]  # None: the kernel's variable `beside` instead of a tensor
     numbers: tuple[str, ...]
-    repeated: tuple[int, ...] = ()  # of the operands, those that begin again and again, every `P.e…_size` elements
+    repeated: tuple[int, ...] = ()  # operands that repeat every `P.e…_size` elements
     beside: str = "beside"
 
     @property
@@ -71,13 +73,13 @@ class Finish:
     @property
     def call(self) -> str:
         at = [f"i % P.e{k}_size" if k in self.repeated else "i" for k in range(len(self.operands))]
-        given = [f"e{k}_at({at[k]})" if dtype else self.beside for k, dtype in enumerate(self.operands)]
-        return f"apply({', '.join(['i', 'v', *given, *(f'P.{n}' for n in self.numbers)])})"
+        operands = [f"e{k}_at({at[k]})" if dtype else self.beside for k, dtype in enumerate(self.operands)]
+        return f"apply({', '.join(['i', 'v', *operands, *(f'P.{n}' for n in self.numbers)])})"
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
-    """What a kernel is generated for. Quads: whether rows as stored can be loaded or stored four elements at a time."""
+class GemmForm:
+    """The constants of a kernel. With quads, stored rows can be loaded or stored four elements at a time."""
 
     a: DType
     b: DType
@@ -87,9 +89,9 @@ class Form:
     a_quads: bool
     b_quads: bool
     y_quads: bool
-    clamped: bool = False  # y is kept within P.low and P.high
+    clamped: bool = False  # to P.low … P.high
     gather: Gather | None = None
-    finish: Finish | None = None
+    epilogue: Epilogue | None = None
 
     @property
     def kind(self) -> str:
@@ -99,9 +101,9 @@ class Form:
 
 @dataclass(frozen=True, slots=True)
 class Loader:
-    """A `b` stored [N, K] in some other form: what it reads, and `b_quad(row, k)`, four elements of a row from k on.
+    """Another storage of `b` [N, K]: its bindings, and `b_quad(row, k)`, which loads four elements of a row from k on.
 
-    k is a multiple of four and may lie beyond K, where the elements do not matter.
+    k is a multiple of four. Beyond K the elements are undefined.
     """
 
     reads: tuple[tuple[str, Storage], ...]
@@ -112,7 +114,7 @@ class Loader:
 def module(
     name: str,
     body: list[str],
-    form: Form,
+    form: GemmForm,
     target: Target,
     *,
     reads: dict[str, Storage],
@@ -121,20 +123,18 @@ def module(
     workgroup: int | None = None,
     shared: dict[str, tuple[str, int]] | None = None,
     subgroups: bool = False,
-    matrices: bool = False,
     writes: dict[str, Storage] | None = None,
 ) -> KernelSpec:
-    """A kernel with the epilogue that all share: `finish` scales, adds the bias and more; `put` or `put4` store.
+    """Return a kernel with the shared end: `finish` scales and applies bias and epilogue; `put` or `put4` store.
 
-    `reads` and `writes` are what it binds beside what the form says.
+    `reads` and `writes` are bindings in addition to those of the form.
     """
     added = {"bias": Storage(form.bias)} if form.bias else {}
-    if form.finish:
-        added |= form.finish.reads
-    text = "\n".join(f"  {line}" for line in body)
+    if form.epilogue:
+        added |= form.epilogue.reads
     return build(
         name,
-        text,
+        body,
         target=target,
         reads=reads | added,
         writes={"y": Storage(form.y, 4 if form.y_quads else 1), **(writes or {})},
@@ -144,18 +144,17 @@ def module(
             ("alpha", form.kind),
             *([("beta", form.kind), *BIAS] if form.bias else []),
             *(CLAMP if form.clamped else []),
-            *(form.finish.params if form.finish else ()),
+            *(form.epilogue.params if form.epilogue else ()),
             *params,
         ],
         workgroup=workgroup,
         shared=shared,
         helpers="\n".join([*helpers, _epilogue(form)]),
         subgroups=subgroups,
-        matrices=matrices,
     )
 
 
-def _epilogue(form: Form) -> str:
+def _epilogue(form: GemmForm) -> str:
     bias = ""
     if form.bias:
         place = "P.bias_first + z % P.sets * P.bias_batch + row * P.bias_row + column * P.bias_column"
@@ -164,11 +163,11 @@ def _epilogue(form: Form) -> str:
     kind = form.kind
     place = "P.y_first + z * P.y_batch + row * P.y_row"
     library, last = result, result
-    if form.finish:
-        library, last = result + form.finish.wgsl, f"finished({place} + column * P.y_column, {result})"
+    if form.epilogue:
+        library, last = result + form.epilogue.wgsl, f"finished({place} + column * P.y_column, {result})"
     finish = f"{functions(library)}\n"
-    if form.finish:
-        finish += f"{form.finish.wgsl}\nfn finished(i: u32, v: f32) -> f32 {{ return {form.finish.call}; }}\n"
+    if form.epilogue:
+        finish += f"{form.epilogue.wgsl}\nfn finished(i: u32, v: f32) -> f32 {{ return {form.epilogue.call}; }}\n"
     finish += f"fn finish(z: u32, row: u32, column: u32, v: {kind}) -> {kind} {{ return {last}; }}\n"
     if form.y_quads:
         lanes = ", ".join(f"finish(z, row, column + {j}u, v.{c})" for j, c in enumerate("xyzw"))
@@ -186,7 +185,7 @@ def _epilogue(form: Form) -> str:
 
 
 def row_quad(name: str, width: str, quads: bool) -> str:
-    """`name_quad(row, i)`: four elements of a row of `width` from element i on, repeating the last beyond its end."""
+    """Return `name_quad(row, i)`: four elements of a row from element i on, where the last repeats beyond `width`."""
     if quads:
         load = f"{name}_at4((row * {width} + min(i, {width} - 4u)) >> 2u)"
     else:
@@ -195,8 +194,8 @@ def row_quad(name: str, width: str, quads: bool) -> str:
     return f"fn {name}_quad(row: u32, i: u32) -> vec4<f32> {{ return {load}; }}"
 
 
-def b_source(form: Form, loader: Loader | None = None) -> tuple[Loader, str]:
-    """Return how `b` is loaded, if not by `loader`, and what its `b_quad` wants to know of a `column`."""
+def b_source(form: GemmForm, loader: Loader | None = None) -> tuple[Loader, str]:
+    """Return the loader of `b`, by default that of the form, and the argument of `b_quad` for a `column`."""
     place = "b_place({column})" if form.gather else "{column}"
     if loader:
         return loader, place
@@ -207,8 +206,8 @@ def b_source(form: Form, loader: Loader | None = None) -> tuple[Loader, str]:
 
 
 @cached(256)
-def outer(form: Form, target: Target) -> KernelSpec:
-    """An invocation per element of y."""
+def outer(form: GemmForm, target: Target) -> KernelSpec:
+    """Compute an element of y per invocation."""
     b = "(z * P.n + column) * P.k + k" if form.transposed else "(z * P.k + k) * P.n + column"
     body = [
         "let i = group * WG + lid;",
@@ -223,8 +222,8 @@ def outer(form: Form, target: Target) -> KernelSpec:
 
 
 @cached(64)
-def add_parts(form: Form, target: Target) -> KernelSpec:
-    """y from partial sums [parts, batch, M, N], which it reads as `a`."""
+def add_parts(form: GemmForm, target: Target) -> KernelSpec:
+    """Compute y from partial sums `a` [parts, batch, M, N]."""
     body = [
         "let i = group * WG + lid;",
         "let size = P.batch * P.m * P.n;",

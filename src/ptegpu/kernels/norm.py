@@ -1,13 +1,14 @@
-"""Rows brought to zero mean and unit variance, or to unit mean square, then scaled and shifted.
+"""Normalisation of rows to zero mean and unit variance, or to unit mean square, with scale and shift.
 
-The variance is that of the deviations from the mean, never a difference of large numbers. Lanes hold their row in
-registers, so that it is loaded once. A longer row is cut into pieces of `P.piece` loads: one kernel leaves the sum of
-each piece and the squares of its deviations from its own mean, and a second one puts them together and writes the
-results. Rows and parameters are laid out in one of three ways:
+The variance is computed from deviations from the mean, never as a difference of large numbers. Lanes hold their row in
+registers, so that it is loaded once. A longer row is split into pieces of `P.piece` loads: one kernel computes the sum
+of each piece and the squares of the deviations from its own mean, and a second one combines them and writes the
+results. Rows and parameters have one of three layouts:
 
-- "element": rows are contiguous, and each of their elements has its weight and bias (layer norm, RMS norm);
-- "channel": rows are contiguous and hold `P.span` channels of `P.inner` loads; `P.sets` rows hold all (group norm);
-- "row": rows are the channels, in pieces of `P.inner` loads that are `P.stride` apart (batch norm).
+- "element": rows are contiguous, and their elements have weights and biases (layer norm, RMS norm);
+- "channel": rows are contiguous and hold `P.span` channels of `P.inner` loads; `P.sets` rows hold all channels (group
+  norm);
+- "row": rows are channels, in pieces of `P.inner` loads that are `P.stride` apart (batch norm).
 """
 
 from __future__ import annotations
@@ -38,17 +39,17 @@ def norm(
     out: DType,
     weight: DType | None,
     bias: DType | None,
-    mean: DType | None,  # what the mean of each row is written as, if at all
+    mean: DType | None,  # the dtype of the rows' means; None: not written
     rstd: DType | None,
-    quads: bool,  # all walks are by aligned quads
-    held: int,  # loads each lane keeps in registers
+    quads: bool,  # loads are aligned quads
+    registers: int,  # loads that each lane keeps in registers
     lanes: Lanes,
     target: Target,
 ) -> KernelSpec:
     four, element = ("4", "vec4<f32>") if quads else ("", "f32")
     at = "base + j" if layout != "row" else "base + (j / P.inner) * P.stride + j % P.inner"
     place, begin, end = cut_place(stage, lanes)
-    sweep = Sweep(lanes, held, f"x_at{four}({at})", begin, end)
+    sweep = Sweep(lanes, registers, f"x_at{four}({at})", begin, end)
     result = "(v - mean) * rstd" if centred else "v * rstd"
     if weight:
         result = f"{result} * {_affine('weight', layout, four)}"
@@ -126,12 +127,11 @@ def norm(
 
 
 def _piece_size(part: str, quads: bool) -> str:
-    """The elements of a piece, as a float."""
     return f"f32(min(P.piece, P.length - {part} * P.piece) * {4 if quads else 1}u)"
 
 
 def _affine(name: str, layout: Layout, four: str) -> str:
-    """The weight or bias of load `j`; a load lies in one channel."""
+    """Return the weight or bias of load `j`, which is within one channel."""
     match layout:
         case "element":
             return f"{name}_at{four}(j)"

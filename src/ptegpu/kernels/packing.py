@@ -1,8 +1,8 @@
-"""Packed weights: how they are stored, and WGSL that reads their elements.
+"""Packed weights: their storage, and WGSL that reads their elements.
 
-Weights are integers of 4 or 8 bits, stored [N, bytes of K], with a scale for so many elements of a row. An element
+Weights are integers of 4 or 8 bits, stored [N, bytes of K], with a scale for each group of a row's elements. An element
 becomes f32 in two instructions: its bits are shifted to the top of the mantissa of a number between 1 and 2, which is
-then 1 + u / 2ᵇ for the unsigned u = w + 2ᵇ⁻¹.
+then the *fraction* 1 + u / 2ᵇ for the unsigned u = w + 2ᵇ⁻¹.
 """
 
 from __future__ import annotations
@@ -13,48 +13,46 @@ from ..dtypes import DType
 from .matmul import Loader
 from .wgsl import Storage
 
-WHOLE = 0  # as `Packing.run`: one scale for all of a row
+WHOLE = 0  # value of `Packing.run` for one scale per row
 PARAMS = (("row_bytes", "u32"), ("group", "u32"), ("scale_stride", "u32"), ("scale_first", "u32"))
 RAW = {1: "u32", 2: "vec2<u32>", 4: "vec4<u32>"}
 
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """How a weight is stored. 4-bit elements are offset by 8, those of 8 bits are two's complement."""
+    """The storage of a weight. 4-bit elements are offset by 8, 8-bit elements are two's complement."""
 
     bits: int
-    high_first: bool  # the even one of two elements in a byte is its high half
+    high_first: bool  # the high half of a byte is its even element
     aligned: bool  # rows are whole words
-    run: int  # elements, a power of two, that share a scale wherever they begin at a multiple of it; or WHOLE
+    run: int  # elements, a power of two, that share a scale if they begin at a multiple of it; or WHOLE
     dtype: DType
     scales: DType
 
     @property
     def elements(self) -> int:
-        """Of one word."""
         return 32 // self.bits
 
     @property
     def unit(self) -> float:
-        """What the sums of fractions are multiplied with."""
+        """The factor of sums of fractions."""
         return float(1 << self.bits)
 
     def shares(self, elements: int) -> bool:
-        """Whether so many elements have one scale, wherever they begin at a multiple of that."""
+        """Return True if this many elements have one scale wherever they begin at a multiple of their number."""
         return self.run == WHOLE or self.run >= elements
 
 
-def _fraction(word: str, place: int, bits: int) -> str:
-    """The element at bit `place` of a word as 1 + u / 2^bits."""
-    left = 23 - bits - place
-    moved = f"({word} << {left}u)" if left > 0 else f"({word} >> {-left}u)"
-    return f"bitcast<f32>(({moved} & {((1 << bits) - 1) << (23 - bits):#x}u) | 0x3f800000u)"
-
-
 def four_of(word: str, first: int, packing: Packing) -> str:
-    """Four elements of a word, from number `first` on, as fractions."""
+    """Return four elements of a word, from element `first` on, as fractions."""
+
+    def fraction(place: int) -> str:
+        left = 23 - packing.bits - place
+        shifted = f"({word} << {left}u)" if left > 0 else f"({word} >> {-left}u)"
+        return f"bitcast<f32>(({shifted} & {((1 << packing.bits) - 1) << (23 - packing.bits):#x}u) | 0x3f800000u)"
+
     places = [(j ^ packing.high_first) * packing.bits for j in range(first, first + 4)]
-    return f"vec4<f32>({', '.join(_fraction(word, p, packing.bits) for p in places)})"
+    return f"vec4<f32>({', '.join(map(fraction, places))})"
 
 
 def unsigned(word: str, packing: Packing) -> str:
@@ -66,7 +64,7 @@ def scale_at(k: str, column: str, weight: str = "") -> str:
 
 
 def word_loader(aligned: bool, weight: str = "") -> str:
-    """`b_word(row, i)`: word i of a row. Beyond the row it is some word. `weight` is the suffix of another `b`."""
+    """Return `b_word(row, i)`: word i of a row, undefined beyond its end. `weight` is the suffix of another `b`."""
     b = f"b{weight}"
     if aligned:
         load = f"return {b}[row * (P.row_bytes >> 2u) + i];"
@@ -80,7 +78,7 @@ def word_loader(aligned: bool, weight: str = "") -> str:
 
 
 def loader(packing: Packing, width: str = "P.k") -> Loader:
-    """The weight as the right matrix of `gemm.gemm`: `b_quad` dequantises. `width` is that of the weight's rows."""
+    """Return the loader of the weight for `gemm.gemm`, which dequantises; `width` is that of the weight's rows."""
     per_word, unit = packing.elements, packing.unit
     if packing.run == WHOLE or packing.run >= 4:
         scale = f"vec4<f32>({unit} * {scale_at(f'min(k, {width} - 1u)', 'row')})"
@@ -100,13 +98,9 @@ def loader(packing: Packing, width: str = "P.k") -> Loader:
 
 
 def eight_of(packing: Packing) -> str:
-    """WGSL that declares eight elements of a row from 8 i on as `low` and `high`, and the `scale` that they share."""
-    last = "(P.row_bytes >> 2u) - 1u"
-    words = [
-        f"b[row * (P.row_bytes >> 2u) + min(i * {n}u + {j}u, {last})]"
-        for n in (8 // packing.elements,)
-        for j in range(n)
-    ]
+    """Return WGSL that declares eight elements of a row from 8 i on as `low` and `high`, and their common `scale`."""
+    last, count = "(P.row_bytes >> 2u) - 1u", 8 // packing.elements
+    words = [f"b[row * (P.row_bytes >> 2u) + min(i * {count}u + {j}u, {last})]" for j in range(count)]
     lines = [f"let w{j} = {unsigned(w, packing)};" for j, w in enumerate(words)]
     quads = [four_of("w0", 0, packing), four_of("w0", 4, packing) if packing.bits == 4 else four_of("w1", 0, packing)]
     lines += [f"let {n} = {q} - vec4<f32>(1.5);" for n, q in zip(("low", "high"), quads, strict=True)]
@@ -116,5 +110,5 @@ def eight_of(packing: Packing) -> str:
 
 
 def bound_of(packing: Packing) -> str:
-    """WGSL for the largest magnitude that elements of group i of a row can have."""
+    """Return WGSL for an upper bound of the magnitude of elements in group i of a row."""
     return f"{float(1 << (packing.bits - 1))} * abs(scales_at(P.scale_first + i * P.scale_stride + row))"

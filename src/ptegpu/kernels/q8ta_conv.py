@@ -1,10 +1,10 @@
 """Convolutions of int8 images (batch, channels, H, W) over two axes, summed in integers.
 
-- `window` makes `linear_q8.gemm` one: rows are positions of the output, columns its channels, and a word has four taps
-  or channels of the input, in the order (y, x, channel) of the weights;
-- `depthwise`: a channel of the output sees one of the input only; four neighbouring outputs per invocation.
+- `window` turns `linear_q8.gemm` into a convolution: rows are positions of the output, columns its channels, and a word
+  has four taps or channels of the input, in the order (y, x, channel) of the weights;
+- `depthwise` computes four neighbouring outputs of a channel per invocation.
 
-What lies outside of the image counts as zero, which is the zero point among int8 values.
+The padding is zero, which is the zero point among int8 values.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 from ..dtypes import DType
 from ..plan.target import Target
 from ..sizes import cached
-from .linear_q8 import Gather
+from .linear_q8 import RowGather
 from .wgsl import KernelSpec, Storage, build
 
 # By axis 0 and 1: sizes of input, output and kernel, stride, padding, dilation.
@@ -20,24 +20,24 @@ AXES = tuple((f"{n}{k}", "i32") for n in "iokspd" for k in (0, 1))
 
 
 def _coordinate(axis: int, transposed: bool) -> str:
-    """`along<axis>(o, t)`: where tap t of output o is in the input, or -1."""
+    """Return `along<axis>(o, t)`: the position in the input of tap t of output o, or -1."""
     k = axis
     if transposed:
-        found = f"let spread = o + P.p{k} - t * P.d{k}; let at = spread / P.s{k};"
+        position = f"let spread = o + P.p{k} - t * P.d{k}; let at = spread / P.s{k};"
         inside = f"spread >= 0 && spread % P.s{k} == 0 && at < P.i{k}"
     else:
-        found = f"let at = o * P.s{k} - P.p{k} + t * P.d{k};"
+        position = f"let at = o * P.s{k} - P.p{k} + t * P.d{k};"
         inside = f"at >= 0 && at < P.i{k}"
-    return f"fn along{k}(o: i32, t: i32) -> i32 {{ {found} return select(-1, at, {inside}); }}"
+    return f"fn along{k}(o: i32, t: i32) -> i32 {{ {position} return select(-1, at, {inside}); }}"
 
 
 @cached(64)
-def window(transposed: bool, depth_quads: bool, shared_scales: bool) -> Gather:
-    """`depth_quads`: the channels of a group, `P.depth`, are a multiple of four, so that a word has one tap."""
+def window(transposed: bool, depth_quads: bool, shared_scales: bool) -> RowGather:
+    """Return the source of words; with `depth_quads`, `P.depth` is a multiple of four, so that a word has one tap."""
     lines = [
         _coordinate(0, transposed),
         _coordinate(1, transposed),
-        "fn pixel(o: vec2<i32>, k: i32) -> i32 {",  # where channel and tap k are in the input, or -1
+        "fn pixel(o: vec2<i32>, k: i32) -> i32 {",  # the index in the input of channel and tap k, or -1
         "  let tap = k / P.depth; let channel = i32(product) * P.depth + k % P.depth;",
         "  let y = along0(o.x, tap / P.k1); let x = along1(o.y, tap % P.k1);",
         "  return select((channel * P.i0 + y) * P.i1 + x, -1, y < 0 || x < 0);",
@@ -63,12 +63,12 @@ def window(transposed: bool, depth_quads: bool, shared_scales: bool) -> Gather:
             "  return packed;",
         ]
     lines.append("}")
-    return Gather("\n".join(lines), (("sets", "u32"), ("depth", "i32"), *AXES), shared_scales)
+    return RowGather("\n".join(lines), (("sets", "u32"), ("depth", "i32"), *AXES), shared_scales)
 
 
 @cached(64)
 def depthwise(weight: DType, scales: DType, bias: DType | None, relu: bool, target: Target) -> KernelSpec:
-    """The weight is stored (kernel H, kernel W, channels)."""
+    """Convolve depthwise with a weight (kernel H, kernel W, channels)."""
     value = "f32(sum) * (P.x_scale * scales_at(u32(channel)))" + (" + bias_at(u32(channel))" if bias else "")
     value = f"max({value}, 0.0)" if relu else value
     helpers = [

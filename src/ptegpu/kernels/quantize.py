@@ -1,4 +1,4 @@
-"""The choice of a scale and a zero point from the extremes of a row, zero always being among its values."""
+"""The choice of a scale and a zero point from the extremes of a row and zero."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .wgsl import COMPUTE, KernelSpec, Storage, build, u32s
 
 MIN = Agreement("min({a}, {b})")
 
-# Statements from `low` ≤ 0 ≤ `high` that declare `scale` and `zero`, both f32.
+# Statements that declare `scale` and `zero`, both f32, from `low` ≤ 0 ≤ `high`.
 RULES = {
     "ASYMMETRIC": (
         "let scale = max((high - low) / (P.last - P.first), P.eps);"
@@ -24,7 +24,7 @@ RULES = {
     "SYMMETRIC_NO_CLIPPING_ERR": (
         "let scale = max(max(low / P.first, high / P.last), P.eps); let zero = trunc((P.last + P.first + 1.0) * 0.5);"
     ),
-    # The end of the range where rounding errs less has its value exactly.
+    # The end of the range with the smaller rounding error is exact.
     "PER_TOKEN": (
         "let scale = max((high - low) / (P.last - P.first), P.eps);"
         " let below = low / scale; let above = high / scale;"
@@ -47,7 +47,7 @@ def _store(rule: str, scale: DType, zero: DType) -> list[str]:
 def choose_qparams(
     rule: str, x: DType, scale: DType, zero: DType, quads: bool, lanes: Lanes, target: Target
 ) -> KernelSpec:
-    """From rows of x [rows, length], in loads of four elements if `quads`."""
+    """Choose parameters for rows of x [rows, length], in loads of four elements if `quads`."""
     low, high = "v", "v"
     if quads:
         low, high = (f"{f}({f}(v.x, v.y), {f}(v.z, v.w))" for f in ("min", "max"))
@@ -79,7 +79,7 @@ def choose_qparams(
 
 @cached(64)
 def qparams_of_extremes(rule: str, scale: DType, zero: DType, target: Target) -> KernelSpec:
-    """From the lowest and highest value of each row, in f32."""
+    """Choose parameters from the lowest and highest value of each row, in f32."""
     body = [
         "  let row = group * WG + lid;",
         "  if (row < P.rows) {",
@@ -87,11 +87,6 @@ def qparams_of_extremes(rule: str, scale: DType, zero: DType, target: Target) ->
         *_store(rule, scale, zero),
         "  }",
     ]
-    return build(
-        "qparams_of_extremes",
-        "\n".join(body),
-        target=target,
-        reads={"lowest": Storage(DType.F32), "highest": Storage(DType.F32)},
-        writes={"scale": Storage(scale), "zero": Storage(zero)},
-        params=PARAMS,
-    )
+    reads = {"lowest": Storage(DType.F32), "highest": Storage(DType.F32)}
+    writes = {"scale": Storage(scale), "zero": Storage(zero)}
+    return build("qparams_of_extremes", "\n".join(body), target=target, reads=reads, writes=writes, params=PARAMS)

@@ -1,12 +1,11 @@
-"""Rotary position embeddings: one or two tensors x [B, S, H, D] turned by angles per position, in one dispatch.
+"""Rotary position embeddings: one or two tensors x [B, S, H, D] turned by an angle per position, in one dispatch.
 
-An invocation makes four neighbouring elements of an output. How elements pair up, and where their angle is, is the
-style:
+An invocation computes four neighbouring elements of an output. The style defines the pairs of elements and their angle:
 
 - "pairs": (x[2i], x[2i+1]) by cos[s, h, i], sin[s, h, i], where the tables may lack h;
-- "complex": the same pairs by a table of (cos, sin) pairs;
-- "halves": (x[i], x[i + R/2]) by cos[p, i], sin[p, i] for i < R at p = start + s; elements from R on stay as they are.
-  x may be [B, H, S, D] here, whose `heads` behind a position are 1, and the tables may be by b too.
+- "complex": (x[2i], x[2i+1]) by a table of (cos, sin) pairs;
+- "halves": (x[i], x[i + R/2]) by cos[p, i], sin[p, i] for i < R at p = start + s; elements from R on do not change. x
+  may be [B, H, S, D], with 1 as the number of `heads` within a position, and tables may have the dimension b.
 """
 
 from __future__ import annotations
@@ -48,10 +47,7 @@ fn {name}_turn(e: u32) -> f32 {{
 
 @cached(64)
 def rope(style: str, xs: tuple[DType, ...], tables: tuple[DType, ...], symbolic: bool, target: Target) -> KernelSpec:
-    """`xs` are the dtypes of the tensors and of their results, `tables` those of cos and sin.
-
-    With `symbolic`, the start of "halves" is a symbolic int.
-    """
+    """Turn tensors of dtypes `xs` by tables of cos and sin; the start of "halves" may be a symbolic int."""
     names = ["xq", "xk"][: len(xs)]
     params = u32s("dim", "seq", "table_row")
     if style == "halves":
@@ -73,13 +69,10 @@ def rope(style: str, xs: tuple[DType, ...], tables: tuple[DType, ...], symbolic:
         load = f"let v = {n}_at4(i); " if style != "halves" else ""
         lines.append(f"  if (i < P.{n}_quads) {{ {load}{n}_out_put4(i, {value}); return; }}")
         lines.append(f"  i -= P.{n}_quads;")
+    reads = {n: Storage(d, 1 if style == "halves" else 4) for n, d in zip(names, xs, strict=True)} | {
+        n: Storage(d) for n, d in zip(("cos", "sin"), tables, strict=False)
+    }
+    writes = {f"{n}_out": Storage(d, 4) for n, d in zip(names, xs, strict=True)}
     return build(
-        f"rope_{style}",
-        "\n".join(lines),
-        target=target,
-        reads={n: Storage(d, 1 if style == "halves" else 4) for n, d in zip(names, xs, strict=True)}
-        | {n: Storage(d) for n, d in zip(("cos", "sin"), tables, strict=False)},
-        writes={f"{n}_out": Storage(d, 4) for n, d in zip(names, xs, strict=True)},
-        params=params,
-        helpers=helpers,
+        f"rope_{style}", "\n".join(lines), target=target, reads=reads, writes=writes, params=params, helpers=helpers
     )

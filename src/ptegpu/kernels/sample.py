@@ -1,20 +1,20 @@
 """The next token from logits: statistics, radix selection of thresholds, and a draw, by several workgroups each.
 
-A row of logits is cut into parts of `P.span` elements, a workgroup each. `statistics` leaves per part what `choose`,
-one workgroup, makes the greedy token of, or a summary for drawing:
+A row of logits is split into parts of `P.span` elements, with a workgroup each. `statistics` summarises the parts, and
+`choose`, a single workgroup, computes the greedy token from them, or a summary for drawing:
 
-- `sample_selection.select`: one digit of a radix selection. It finds the bin that the digit before ended in, counts the
-  tokens that share all digits so far into new bins, and so on, until the key of the least token to keep is known. Keys
-  order as values do. A bin's weight is a number of tokens (top-k) or of 2⁻³¹ parts of probability (top-p), whole
-  numbers both, so that the result does not depend on the order of the workgroups.
-- `sample_selection.draw`: the token whose logit plus Gumbel noise is largest, of those kept, is a sample of the softmax
-  over them. The noise is a hash of seed, step and token.
-- `finish`: the largest of the parts.
+- `sample_selection.select` computes one digit of a radix selection. It finds the bin in which the digit before ended,
+  counts the tokens that share all digits so far into new bins, and so on, until it knows the key of the least token to
+  keep. Keys have the order of values. The weight of a bin is a number of tokens (top-k), or of 2⁻³¹ parts of
+  probability (top-p); both are integers, so that the result does not depend on the order of the workgroups.
+- `sample_selection.draw` finds the token with the largest sum of logit and Gumbel noise among the remaining ones, which
+  is a sample of their softmax. The noise is a hash of seed, step and token.
+- `finish` takes the largest of the parts.
 
-`sample_rows.each_row` does all of it for a row with a workgroup, by that row's own settings: for many rows at once.
+`sample_selection.each_row` does all of this for many rows at once, with a workgroup and settings for each row.
 
-`likelihood` gives the log-probability of one given token per row. Log-probabilities are those of the logits as they
-came: no temperature, no penalty, nothing left out.
+`likelihood` computes the log-probability of a token per row. Log-probabilities are those of the original logits,
+without temperature, penalty or selection.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from .lanes import MAX, SUM, Lanes
 from .wgsl import I32, LOWEST, KernelSpec, Storage, build, u32s
 
 PART_WORDS = 5  # raw top, raw sum, top, sum, token
-BEFORE = "(v > top || (v == top && i < at))"  # of equal logits the first counts
-TAMED = (  # -inf and NaN are never chosen; a zero has one key
+BEFORE = "(v > top || (v == top && i < at))"  # the first one of equal logits wins
+TAMED = (  # -inf and NaN are never chosen; zeros have one key
     f"fn tamed(v: f32) -> f32 {{\n  return select({LOWEST}, select(v, 0.0, v == 0.0), !is_nan(v) && v > {LOWEST});\n}}"
 )
 
@@ -45,7 +45,7 @@ def lanes_of(target: Target) -> Lanes:
 
 
 def best(lanes: Lanes) -> str:
-    """Return lines that make the lanes' largest `top` and its token `at` known to all."""
+    """Return lines that set `top` and its token `at` to the largest of all lanes."""
     merge = (
         "let v = tops[there]; let i = places[there]; let top = tops[lid]; let at = places[lid];"
         f" if {BEFORE} {{ tops[lid] = v; places[lid] = i; }}"
@@ -54,12 +54,12 @@ def best(lanes: Lanes) -> str:
 
 
 def best_memory(lanes: Lanes, *more: str) -> dict[str, tuple[str, int]]:
-    """Return the workgroup arrays of `best` and of `more` agreements on f32."""
+    """Return the workgroup arrays of `best` and of further agreements on f32."""
     return lanes.shared("f32", "tops", *more) | lanes.shared("u32", "places")
 
 
 def _best_of_parts(lanes: Lanes, value: str, token: str) -> str:
-    """Return lines that find `top` and `at` among the parts p, from the words where these are."""
+    """Return lines that find `top` and `at` among the parts p, whose words are at `value` and `token`."""
     lines = [
         f"  var top = {LOWEST}; var at = 0x7fffffffu;",
         "  for (var p = lid; p < P.parts; p += WG) {",
@@ -80,15 +80,15 @@ def part_loop(body: str) -> str:
 
 @cached(64)
 def statistics(logits: DType, draws: bool, penalised: bool, target: Target) -> KernelSpec:
-    """Per part: the largest logit and the sum of exponentials, as given and as changed by penalty and temperature.
+    """Compute per part the largest logit and the sum of exponentials, before and after penalty and temperature.
 
-    With `draws` the changed logits are written too.
+    With `draws`, it also writes the changed logits.
     """
     lanes = lanes_of(target)
     changed = "l"
     if penalised:
-        seen = "((seen_at(i >> 5u) >> (i & 31u)) & 1) == 1"
-        changed = f"select(l, select(l * {setting('relief')}, l * {setting('penalty')}, l < 0.0), {seen})"
+        is_seen = "((seen_at(i >> 5u) >> (i & 31u)) & 1) == 1"
+        changed = f"select(l, select(l * {setting('relief')}, l * {setting('penalty')}, l < 0.0), {is_seen})"
     changed = f"({changed}) * {setting('scale')}" if draws else changed
     put = "x_put(i, v);" if draws else ""
     body = [
@@ -130,7 +130,7 @@ def statistics(logits: DType, draws: bool, penalised: bool, target: Target) -> K
 
 
 def _raw_total(lanes: Lanes) -> str:
-    """`raw_high` and `raw_total` of a row from its parts; the part of word `o` has its own of each."""
+    """Return lines that declare `raw_high` and `raw_total` of a row, from those of its parts."""
     return "\n".join(
         [
             f"  var raw_top = {LOWEST};",
@@ -149,13 +149,9 @@ _WORD = "fn word(o: u32) -> f32 { return bitcast<f32>(parts_at(o)); }"
 
 @cached(64)
 def choose(logits: DType, draws: bool, target: Target) -> KernelSpec:
-    """One workgroup: the greedy token with its log-probability, or, with `draws`, the summary and empty bins."""
+    """Compute, in one workgroup, the greedy token and its log-probability; with `draws`, a summary and empty bins."""
     lanes = lanes_of(target)
-    body = [
-        "  let lane = lid; let first = 0u;",
-        _best_of_parts(lanes, "p * 5u + 2u", "p * 5u + 4u"),
-        _raw_total(lanes),
-    ]
+    body = ["  let lane = lid; let first = 0u;", _best_of_parts(lanes, "p * 5u + 2u", "p * 5u + 4u"), _raw_total(lanes)]
     if draws:
         body += [
             "  var sum = 0.0;",
@@ -189,7 +185,7 @@ def choose(logits: DType, draws: bool, target: Target) -> KernelSpec:
 
 @cached(64)
 def finish(logits: DType, target: Target) -> KernelSpec:
-    """One workgroup: the token of the parts that `draw` left, with its log-probability."""
+    """Compute, in one workgroup, the token and its log-probability from the parts of `draw`."""
     lanes = lanes_of(target)
     body = [
         "  let lane = lid;",
@@ -212,7 +208,7 @@ def finish(logits: DType, target: Target) -> KernelSpec:
 
 @cached(64)
 def likelihood(logits: DType, target: Target) -> KernelSpec:
-    """One workgroup per row: the log-probability of the row's given token, from the row's statistics."""
+    """Compute the log-probability of each row's token from the row's statistics, with a workgroup per row."""
     lanes = lanes_of(target)
     body = [
         "  let lane = lid; let first = group * P.parts;",

@@ -1,4 +1,7 @@
-"""Radix selection of the least logit to keep, and a draw of one token of those kept, by several workgroups each."""
+"""Radix selection of the least logit to keep, and a draw among the remaining tokens.
+
+Several workgroups compute each digit and the draw for one row; `each_row` has a workgroup per row.
+"""
 
 from __future__ import annotations
 
@@ -6,23 +9,24 @@ from typing import Literal
 
 from ..dtypes import DType
 from ..plan.target import Target
+from ..sampling import DRAW, PENALTY, SETTINGS, TOP_K, TOP_P
 from ..sizes import cached
 from .functions import functions
-from .lanes import Lanes
-from .sample import BEFORE, best, best_memory, lanes_of, part_loop, setting
+from .lanes import MAX, SUM, Lanes
+from .sample import BEFORE, TAMED, best, best_memory, lanes_of, part_loop, setting
 from .wgsl import I32, LOWEST, KernelSpec, Storage, build, u32s
 
-Pick = Literal["none", "given", "share"]  # no digit to end, towards a remaining weight, or towards top_p of all
+Pick = Literal["none", "given", "share"]  # end of the digit before: none, at a remaining weight, or at top_p of all
 BINS = 2048
-DIGITS = ((21, 2047, 0), (10, 2047, 0xFFE00000), (0, 1023, 0xFFFFFC00))  # shift, mask, bits of a key already settled
-STATE_WORDS = 3  # after the bins, per digit: the settled bits, the weight still wanted, the least key allowed
+DIGITS = ((21, 2047, 0), (10, 2047, 0xFFE00000), (0, 1023, 0xFFFFFC00))  # shift, mask, settled bits of a key
+STATE_WORDS = 3  # per digit, after the bins: the settled bits, the remaining weight, the least key allowed
 KEY_OF = "fn key(v: f32) -> u32 { let b = bitcast<u32>(v); return select(b | 0x80000000u, ~b, (b >> 31u) == 1u); }"
 _KEY = f"{KEY_OF}\nfn word(w: u32) -> u32 {{ return atomicLoad(&work[w]); }}"
 WORK = Storage(DType.I32, raw="atomic<u32>")
 
 
 def scanned(workgroup: int) -> list[str]:
-    """Return lines that add up what the invocations have as `own`: `upto` is the sum up to each one, kept in `sums`."""
+    """Return lines that compute `upto`, the inclusive prefix sum of the invocations' `own`, and store it in `sums`."""
     lines = ["  var upto = own;", "  sums[lid] = upto;", "  workgroupBarrier();"]
     step = 1
     while step < workgroup:
@@ -37,10 +41,10 @@ def scanned(workgroup: int) -> list[str]:
 
 
 def _pick(pick: Pick, fresh: bool, lanes: Lanes) -> str:
-    """Declares the state after the digit before: `settled` bits, weight `wanted`, least key `least`.
+    """Return lines that declare the state after the digit before: `settled` bits, weight `wanted`, least key `least`.
 
-    The bin sought is the highest at which the weight from the top reaches what is wanted. Where all bins together do
-    not reach it, it is bin 0, and so on to key 0: everything is kept. `fresh` begins another selection.
+    That digit ends in the highest bin at which the weight from the top reaches the target. If all bins do not reach it,
+    it ends in bin 0, and so on down to key 0, which keeps all tokens. `fresh` begins another selection.
     """
     if pick == "none":
         return "  let settled = 0u; let wanted = word(P.old_state + 1u); let least = 0u;"
@@ -76,23 +80,23 @@ _STATE = u32s("length", "span", "old_bins", "old_state", "old_shift")
 
 @cached(64)
 def select(pick: Pick, fresh: bool, mass: bool, target: Target) -> KernelSpec:
-    """Ends the digit before, as `pick` says, and fills the bins of the next with tokens, or with probability `mass`."""
-    lanes, apart = lanes_of(target), not target.software  # a workgroup has bins of its own, where many add at once
+    """End the digit before as `pick` says, and count tokens, or probability if `mass`, into the bins of the next."""
+    lanes, local = lanes_of(target), not target.software  # bins per workgroup, where many workgroups add at once
     weight = "u32(exp(v - summary_at(1u)) * unit + 0.5)" if mass else "1u"
     body = [
         "  let lane = lid; let part = group;",
-        f"  for (var b = lid; b < {BINS}u; b += WG) {{ atomicStore(&bins[b], 0u); }}" if apart else "",
+        f"  for (var b = lid; b < {BINS}u; b += WG) {{ atomicStore(&bins[b], 0u); }}" if local else "",
         _pick(pick, fresh, lanes),
         "  workgroupBarrier();",
         "  let unit = 2147483648.0 / summary_at(2u);" if mass else "",
         part_loop(
             "let v = x_at(i); let k = key(v);"
             " if ((k & P.settled_bits) == settled && k >= least)"
-            f" {{ atomicAdd(&{'bins[' if apart else 'work[P.bins + '}((k >> P.shift) & P.mask)], {weight}); }}"
+            f" {{ atomicAdd(&{'bins[' if local else 'work[P.bins + '}((k >> P.shift) & P.mask)], {weight}); }}"
         ),
-        "  workgroupBarrier();" if apart else "",
-        f"  for (var b = lid; b < {BINS}u; b += WG) {{ let w = atomicLoad(&bins[b]);" if apart else "",
-        "    if (w != 0u) { atomicAdd(&work[P.bins + b], w); } }" if apart else "",
+        "  workgroupBarrier();" if local else "",
+        f"  for (var b = lid; b < {BINS}u; b += WG) {{ let w = atomicLoad(&bins[b]);" if local else "",
+        "    if (w != 0u) { atomicAdd(&work[P.bins + b], w); } }" if local else "",
         "  if (group == 0u && lid == 0u) { atomicStore(&work[P.state], settled);",
         "    atomicStore(&work[P.state + 1u], wanted); atomicStore(&work[P.state + 2u], least); }",
     ]
@@ -109,7 +113,7 @@ def select(pick: Pick, fresh: bool, mass: bool, target: Target) -> KernelSpec:
         writes={"work": WORK},
         params=[*_STATE, *u32s("bins", "state", "shift", "mask", "settled_bits")],
         workgroup=lanes.workgroup,
-        shared=({"bins": ("atomic<u32>", BINS)} if apart else {})
+        shared=({"bins": ("atomic<u32>", BINS)} if local else {})
         | {"sums": ("u32", lanes.workgroup), "found": ("u32", 2)},
         helpers=_KEY,
     )
@@ -133,7 +137,7 @@ def seeded(first: str = "") -> list[str]:
 
 @cached(64)
 def draw(selects: bool, target: Target) -> KernelSpec:
-    """Per part: the token kept whose changed logit plus noise is largest."""
+    """Find the remaining token with the largest sum of changed logit and noise in each part."""
     lanes = lanes_of(target)
     helpers = f"{functions(NOISE)}\n{NOISE}"
     body = [
@@ -160,4 +164,108 @@ def draw(selects: bool, target: Target) -> KernelSpec:
         workgroup=lanes.workgroup,
         shared={**best_memory(lanes), **({"sums": ("u32", lanes.workgroup), "found": ("u32", 2)} if selects else {})},
         helpers=f"{_KEY if selects else ''}\n{helpers}",
+    )
+
+
+@cached(64)
+def each_row(logits: DType, target: Target) -> KernelSpec:
+    """Compute the token and log-probability of each row of logits."""
+    room = (target.max_shared_bytes - 4 * BINS - 8) // 24  # maximum invocations
+    workgroup = target.team if target.software else max(target.team, target.workgroup(min(1024, room)))
+    lanes = Lanes(workgroup, workgroup)
+    each, mine = BINS // workgroup, "mine + "
+
+    walk = "for (var i = lid; i < P.length; i += WG)"
+    body = [
+        f"  let lane = lid; let base = group * P.length; let mine = group * {len(SETTINGS) + 1}u;",
+        f"  let how = u32(settings_at(mine + {len(SETTINGS)}u)); let draws = (how & {DRAW}u) != 0u;",
+        f"  let scale = select(1.0, {setting('scale', mine)}, draws);",
+        f"  let relief = {setting('relief', mine)}; let penalty = {setting('penalty', mine)};",
+        f"  let penalised = (how & {PENALTY}u) != 0u; let marks = group * P.words;",
+        f"  var top = {LOWEST}; var raw_top = {LOWEST}; var at = 0x7fffffffu;",
+        f"  {walk} {{ let l = logits_at(base + i); let v = changed(l, i, marks, penalised, relief, penalty, scale);",
+        f"    raw_top = max(raw_top, l); if {BEFORE} {{ top = v; at = i; }} }}",
+        best(lanes),
+        lanes.agree("raw_high", "raw_top", MAX, "highs"),
+        "  var sum = 0.0; var raw_sum = 0.0;",
+        f"  {walk} {{ let l = logits_at(base + i); raw_sum += exp(l - raw_high);",
+        "    sum += exp(changed(l, i, marks, penalised, relief, penalty, scale) - top); }",
+        lanes.agree("raw_total", "raw_sum", SUM, "raw_sums"),
+        lanes.agree("total", "sum", SUM, "totals"),
+        "  let unit = 2147483648.0 / total; var least = 0u; let highest = top;",
+        "  for (var selection = 0u; selection < 2u; selection++) {",
+        f"    let wants = select({TOP_P}u, {TOP_K}u, selection == 0u); let mass = selection == 1u;",
+        "    if (draws && (how & wants) != 0u) {",
+        f"      var settled = 0u; var wanted = {setting('top_k', mine)};",
+        "      for (var digit = 0u; digit < 3u; digit++) {",
+        "        let shift = select(select(0u, 10u, digit == 1u), 21u, digit == 0u);",
+        "        let mask = select(2047u, 1023u, digit == 2u);",
+        "        let known = select(select(0xFFFFFC00u, 0xFFE00000u, digit == 1u), 0u, digit == 0u);",
+        f"        for (var b = lid; b < {BINS}u; b += WG) {{ atomicStore(&bins[b], 0u); }}",
+        "        if (lid == 0u) { found[0] = 0u; found[1] = 0u; }",
+        "        workgroupBarrier();",
+        f"        {walk} {{",
+        "          let v = changed(logits_at(base + i), i, marks, penalised, relief, penalty, scale); let k = key(v);",
+        "          if ((k & known) == settled && k >= least) {",
+        "            let weight = select(1u, u32(exp(v - highest) * unit + 0.5), mass);",
+        "            atomicAdd(&bins[(k >> shift) & mask], weight);",
+        "          }",
+        "        }",
+        "        workgroupBarrier();",
+        f"        var own = 0u; let high = {BINS - 1}u - lid * {each}u;",
+        f"        for (var k = 0u; k < {each}u; k++) {{ own += atomicLoad(&bins[high - k]); }}",
+        *(f"      {line}" for line in scanned(workgroup)),
+        f"        let all_of_it = sums[{workgroup - 1}];",
+        "        if (mass && digit == 0u) {",
+        f"          wanted = max(1u, u32(f32(all_of_it) * {setting('top_p', mine)}));",
+        "        }",
+        "        if (upto - own < wanted && wanted <= upto) {",
+        "          var above = upto - own; var k = 0u;",
+        "          while (above + atomicLoad(&bins[high - k]) < wanted) { above += atomicLoad(&bins[high - k]); k++; }",
+        "          found[0] = high - k; found[1] = above;",
+        "        }",
+        "        workgroupBarrier();",
+        "        settled |= found[0] << shift; wanted -= found[1];",
+        "        workgroupBarrier();",
+        "      }",
+        "      least = settled;",
+        "    }",
+        "  }",
+        "  if (draws) {",
+        f"    let low = highest + {setting('floor', mine)};",
+        *(f"  {line}" for line in seeded(mine)),
+        f"    top = {LOWEST}; at = 0x7fffffffu;",
+        f"    {walk} {{ let x = changed(logits_at(base + i), i, marks, penalised, relief, penalty, scale);",
+        "      if (x >= low && key(x) >= least) {",
+        f"        let v = x + noise(mixed(mixed(i ^ seed) + salt)); if {BEFORE} {{ top = v; at = i; }}",
+        "      } }",
+        best(lanes),
+        "  }",
+        "  let token = min(at, P.length - 1u);",
+        "  if (lid == 0u) { token_put(group, i32(token));",
+        "    logprob_put(group, logits_at(base + token) - raw_high - log(raw_total)); }",
+    ]
+    changed = (
+        "fn changed(l: f32, i: u32, marks: u32, penalised: bool, relief: f32, penalty: f32, scale: f32) -> f32 {\n"
+        "  var v = l;\n"
+        "  if (penalised && ((seen_at(marks + (i >> 5u)) >> (i & 31u)) & 1) == 1) {\n"
+        "    v = select(v * relief, v * penalty, v < 0.0);\n  }\n"
+        "  return tamed(v * scale);\n}"
+    )
+    helpers = f"{TAMED}\n{changed}\n{KEY_OF}\n{NOISE}"
+    return build(
+        "sample_rows",
+        "\n".join(body),
+        target=target,
+        reads={"logits": Storage(logits), "settings": I32, "seen": I32},
+        writes={"token": I32, "logprob": Storage(DType.F32)},
+        params=u32s("length", "words"),
+        workgroup=workgroup,
+        shared={
+            **best_memory(lanes, "highs", "raw_sums", "totals"),
+            "bins": ("atomic<u32>", BINS),
+            "sums": ("u32", workgroup),
+            "found": ("u32", 2),
+        },
+        helpers=f"{functions(helpers)}\n{helpers}",
     )

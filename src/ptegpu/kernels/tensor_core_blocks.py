@@ -1,13 +1,13 @@
-"""Operands of matrix units: rows as blocks of f16, whatever they were.
+"""Operands of matrix units: rows of any type as blocks of f16.
 
-Matrix units load from workgroup memory, which only takes f16. So both operands first become `blocks`: rows that
-`prepare` has made f16, laid out so that 16 rows of 8 elements lie together.
+Matrix units load f16 from workgroup memory. So `prepare` first converts both operands to blocks of f16, in which 16
+rows of 8 elements are contiguous.
 
-f16 ends at 65,504, so rows are scaled by a power of two on their way to f16, each so that its largest element lies
-just below 2¹⁴; results are scaled back.
+The range of f16 ends at 65,504, so each row is scaled by a power of two, such that its largest element is just below
+2¹⁴. Results are scaled back.
 
-Where f32 is wanted, an element is two of f16, which together have its 24 bits but for two or so: the nearest one, and
-the rest.
+For the accuracy of f32, an element is split in two f16, the nearest one and the rest, which together have all but about
+two of its 24 bits.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from .matmul import row_quad
 from .packing import Packing, bound_of, eight_of, loader
 from .wgsl import KernelSpec, Storage, build, u32s
 
-NEEDS = ("f16 f32 16x16x16", "f16 f32 16x8x8")  # of `Target.matrices`
-ROWS, SPAN = 16, 8  # of a block
-SHARE = 4  # rows that a workgroup prepares: 64 bytes beside each other
-LANES = 32  # of a subgroup
-# Rounded to what f16 holds; infinity is left. Not unpacked from what is packed: drivers take that for the same number.
+NEEDS = ("f16 f32 16x16x16", "f16 f32 16x8x8")  # entries that `Target.matrices` must have
+ROWS, SPAN = 16, 8  # rows and elements per row of a block
+SHARE = 4  # rows of a workgroup of `prepare`, which are 64 contiguous bytes
+LANES = 32  # invocations of a subgroup
+# Round to f16 by bits, and leave out infinity: drivers optimise away an unpacking of packed numbers.
 NEAR = """fn near(v: vec2<f32>) -> vec2<f32> {
   let cut = bitcast<vec2<f32>>((bitcast<vec2<u32>>(v) + 0x1000u) & vec2<u32>(0xffffe000u));
   return clamp(cut, vec2<f32>(-65504.0), vec2<f32>(65504.0));
 }"""
-TOP = 13  # rows are scaled so that their largest element is at least 2^TOP, and less than twice that
+TOP = 13  # rows are scaled so that their largest element is at least 2^TOP, and less than exact that
 BLOCK = "subgroup_matrix_left<f16, 8, 16>"
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
-    """What `prepare` lays out: `eight(row, i)`, eight elements from number 8 i on, which may lie beyond K.
+class BlockSource:
+    """The rows that `prepare` converts: `eight(row, i)` loads eight elements from element 8 i on, perhaps beyond K.
 
-    Rows count through all sets. `look` is WGSL that makes `most` a bound of a row's magnitude, where that is quicker
-    than to look at all elements. If only some rows of each set are `live`, the blocks after theirs are left alone.
+    Rows count through all sets. `look` is WGSL that makes `most` an upper bound of a row's magnitude without a search
+    through all elements. If only some rows of each set are `live`, blocks after theirs are not written.
     """
 
     reads: tuple[tuple[str, Storage], ...]
@@ -50,24 +50,23 @@ class Rows:
     look: str = ""
     scaled: bool = True
     live: str = ""  # WGSL
-    normed: bool = False  # RMS norms of rows are laid out: `inverse` is to be what `plain(row, i)` is multiplied by
+    normed: bool = False  # converts RMS norms of rows: `eight` multiplies `plain(row, i)` by `inverse`
 
 
 @cached(64)
-def prepare(source: Rows, target: Target, across: int = 0, twice: bool = False) -> KernelSpec:
-    """Rows [sets · M, K] as f16 blocks [sets, M / 16, K / 8, 16, 8], zero beyond K; `twice`: blocks [sets, M / 16, 2,
-    K / 8, 16, 8] of the nearest elements and of what is left.
+def prepare(source: BlockSource, target: Target, across: int = 0, exact: bool = False) -> KernelSpec:
+    """Convert rows [sets · M, K] to f16 blocks [sets, M / 16, K / 8, 16, 8], zero beyond K.
 
-    A workgroup has four of them, or a block of short ones, with `across` invocations for each: M then counts as a
-    multiple of 16, with the last row again and again. If they are scaled, what undoes that is stored for each. A set
-    may follow others: it then begins at `first_row`.
+    If `exact`, the blocks are [sets, M / 16, 2, K / 8, 16, 8], of the nearest f16 and of the rest. A workgroup has four
+    rows, or, with `across` invocations per row, a block of short rows, in which the last row repeats up to a multiple
+    of 16. The factors that undo the scaling of rows are stored. Rows of each set begin at `first_row` of the blocks.
     """
     share = ROWS if across else SHARE
     across = across or target.workgroup(256) // share
     live = "live" if source.live else "P.m"
     pairs = [f"v.{half}.{c} * lift" for half in ("low", "high") for c in ("xy", "zw")]
-    words = ", ".join(f"pack2x16float(near({pair}))" if twice else f"pack2x16float({pair})" for pair in pairs)
-    stride = "2u * P.k_blocks" if twice else "P.k_blocks"
+    words = ", ".join(f"pack2x16float(near({pair}))" if exact else f"pack2x16float({pair})" for pair in pairs)
+    stride = "2u * P.k_blocks" if exact else "P.k_blocks"
     body = [
         "var lift = 1.0;",
         f"let own = lid % {share}u; let first = lid / {share}u;",
@@ -76,10 +75,10 @@ def prepare(source: Rows, target: Target, across: int = 0, twice: bool = False) 
     if source.live:
         body.append(f"let live = {source.live}; if (part * {share}u / {ROWS}u * {ROWS}u >= live) {{ return; }}")
     body.append(f"let row = z * P.m + min(place, {live} - 1u);")
-    whole = f"for (var i = first; 8u * i < P.k; i += {across}u) {{"
+    loop = f"for (var i = first; 8u * i < P.k; i += {across}u) {{"
 
     def agree(both: str) -> list[str]:
-        """Invocations of a row combine what is in `top`."""
+        """Return lines in which the invocations of a row combine their values in `top`."""
         return [
             "workgroupBarrier();",
             f"for (var half = {across // 2}u; half > 0u; half /= 2u) {{",
@@ -91,7 +90,7 @@ def prepare(source: Rows, target: Target, across: int = 0, twice: bool = False) 
     if source.normed:
         body += [
             "var squares = 0.0;",
-            f"{whole} let v = plain(row, i); squares += dot(v.low, v.low) + dot(v.high, v.high); }}",
+            f"{loop} let v = plain(row, i); squares += dot(v.low, v.low) + dot(v.high, v.high); }}",
             "top[lid] = squares;",
             *agree("top[lid] + other"),
             "inverse = inverseSqrt(top[own] / f32(P.k) + P.eps);",
@@ -99,7 +98,7 @@ def prepare(source: Rows, target: Target, across: int = 0, twice: bool = False) 
         ]
     if source.scaled:
         look = [
-            whole,
+            loop,
             "  let v = eight(row, i); let each = max(abs(v.low), abs(v.high));",
             "  most = max(most, max(max(each.x, each.y), max(each.z, each.w)));",
             "}",
@@ -120,7 +119,7 @@ def prepare(source: Rows, target: Target, across: int = 0, twice: bool = False) 
         "  let v = eight(row, i);",
         f"  y[(block + i) * {ROWS}u + place % {ROWS}u] = vec4<u32>({words});",
     ]
-    if twice:
+    if exact:
         rests = ", ".join(f"pack2x16float({pair} - near({pair}))" for pair in pairs)
         body.append(f"  y[(block + P.k_blocks + i) * {ROWS}u + place % {ROWS}u] = vec4<u32>({rests});")
     body.append("}")
@@ -133,57 +132,59 @@ def prepare(source: Rows, target: Target, across: int = 0, twice: bool = False) 
         params=[*u32s("m", "k", "parts", "first_row", "row_blocks", "k_blocks"), *source.params],
         workgroup=across * share,
         shared={"top": ("f32", across * share)} if source.scaled else {},
-        helpers=f"struct Eight {{ low: vec4<f32>, high: vec4<f32> }}\n{source.eight}\n{NEAR if twice else ''}",
+        helpers=f"struct Eight {{ low: vec4<f32>, high: vec4<f32> }}\n{source.eight}\n{NEAR if exact else ''}",
     )
 
 
 def _masked(low: str, high: str) -> str:
-    """The end of `eight`, with zeros beyond K."""
+    """Return the end of `eight`, with zeros beyond K."""
     places = (f"vec4<u32>({', '.join(f'8u * i + {j}u' for j in range(n, n + 4))})" for n in (0, 4))
     parts = (f"select(vec4<f32>(), {v}, {at} < vec4<u32>(P.k))" for v, at in zip((low, high), places, strict=True))
     return f"return Eight({', '.join(parts)});"
 
 
-def rows(dtype: DType, quads: bool, norm: DType | None = None) -> Rows:
-    """Rows stored one after the other, or RMS norms of them, by a weight of type `norm`."""
+def rows(dtype: DType, quads: bool, norm: DType | None = None) -> BlockSource:
+    """Return contiguous rows as a source, or their RMS norms with a weight of type `norm`."""
     end = _masked("b_quad(row, 8u * i)", "b_quad(row, 8u * i + 4u)")
     name = "plain" if norm else "eight"
     eight = f"{row_quad('b', 'P.k', quads)}\nfn {name}(row: u32, i: u32) -> Eight {{ {end} }}"
     reads = {"b": Storage(dtype, 4 if quads else 1)}
     if norm is None:
-        return Rows(tuple(reads.items()), (), eight, scaled=dtype is not DType.F16)
+        return BlockSource(tuple(reads.items()), (), eight, scaled=dtype is not DType.F16)
     reads["w"] = Storage(norm, 4 if quads else 1)
     low, high = ("w_quad(0u, 8u * i)", "w_quad(0u, 8u * i + 4u)")
     eight += (
         f"\n{row_quad('w', 'P.k', quads)}\nvar<private> inverse: f32;\nfn eight(row: u32, i: u32) -> Eight {{\n"
         f"  let v = plain(row, i); return Eight(v.low * inverse * {low}, v.high * inverse * {high});\n}}"
     )
-    return Rows(tuple(reads.items()), (("eps", "f32"),), eight, normed=True)
+    return BlockSource(tuple(reads.items()), (("eps", "f32"),), eight, normed=True)
 
 
-def columns(dtype: DType) -> Rows:
-    """Rows that are the columns of matrices [K, M]."""
+def columns(dtype: DType) -> BlockSource:
+    """Return the columns of matrices [K, M] as a source."""
     at = [f"b_at((row / P.m * P.k + min(8u * i + {j}u, P.k - 1u)) * P.m + row % P.m)" for j in range(8)]
     end = _masked(f"vec4<f32>({', '.join(at[:4])})", f"vec4<f32>({', '.join(at[4:])})")
     eight = f"fn eight(row: u32, i: u32) -> Eight {{ {end} }}"
-    return Rows((("b", Storage(dtype)),), (), eight, scaled=dtype is not DType.F16)
+    return BlockSource((("b", Storage(dtype)),), (), eight, scaled=dtype is not DType.F16)
 
 
-def packed(packing: Packing) -> Rows:
-    """Rows of a packed weight."""
+def packed(packing: Packing) -> BlockSource:
+    """Return the rows of a packed weight as a source."""
     source = loader(packing)
     if not (packing.shares(8) and packing.aligned):
         end = _masked("b_quad(row, 8u * i)", "b_quad(row, 8u * i + 4u)")
-        return Rows(source.reads, source.params, f"{source.quad}\nfn eight(row: u32, i: u32) -> Eight {{ {end} }}")
+        return BlockSource(
+            source.reads, source.params, f"{source.quad}\nfn eight(row: u32, i: u32) -> Eight {{ {end} }}"
+        )
     lines = f"{eight_of(packing)}\n  {_masked('low * scale', 'high * scale')}"
     look = f"for (var i = first; i * P.group < P.k; i += ACROSS) {{ most = max(most, {bound_of(packing)}); }}"
-    return Rows(source.reads, source.params, f"fn eight(row: u32, i: u32) -> Eight {{\n  {lines}\n}}", look)
+    return BlockSource(source.reads, source.params, f"fn eight(row: u32, i: u32) -> Eight {{\n  {lines}\n}}", look)
 
 
-def windows(dtype: DType, kernel: tuple[int, ...]) -> Rows:
-    """Rows that are the windows of images, [channels · taps] each: those of all positions, image after image.
+def windows(dtype: DType, kernel: tuple[int, ...]) -> BlockSource:
+    """Return the windows of images, [channels · taps] each, as a source: all positions, image after image.
 
-    A row's bound is that of its image, in `slices` parts (`tops`).
+    The bound of a row is that of its image, in `slices` parts (`tops`).
     """
     axes, taps = range(len(kernel)), math.prod(kernel)
     lines = ["let z = row / P.columns; var rest = row % P.columns;"]
@@ -208,12 +209,12 @@ def windows(dtype: DType, kernel: tuple[int, ...]) -> Rows:
         "for (var i = first; i < P.slices; i += ACROSS) { most = max(most, tops_at(row / P.columns * P.slices + i)); }"
     )
     body = "\n".join(f"  {line}" for line in lines)
-    return Rows(reads, params, f"fn eight(row: u32, i: u32) -> Eight {{\n{body}\n}}", look, scaled)
+    return BlockSource(reads, params, f"fn eight(row: u32, i: u32) -> Eight {{\n{body}\n}}", look, scaled)
 
 
 @cached(16)
 def tops(dtype: DType, target: Target) -> KernelSpec:
-    """The largest magnitudes in slices of `each` elements of images of `image` elements."""
+    """Find the largest magnitudes in slices of `each` elements of images of `image` elements."""
     wg = target.workgroup(256)
     body = [
         "let start = group % P.slices * P.each; let end = min(start + P.each, P.image);",

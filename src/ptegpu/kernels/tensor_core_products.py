@@ -1,12 +1,12 @@
 """Products on matrix units: y = alpha · a · bᵀ + …, of blocks of f16 (`tensor_core_blocks.py`), summed in f32.
 
-Subgroups multiply matrices of 16 × 16 that they load from workgroup memory. A subgroup moves a block as one matrix from
-storage into workgroup memory, with loads and stores of whole words that meet no bank twice. While one step along K is
-computed, the loads of the next are under way.
+Subgroups multiply matrices of 16 × 16 that they load from workgroup memory. A subgroup copies a block as one matrix
+from storage to workgroup memory, by loads and stores of whole words without bank conflicts. The loads of the next step
+along K overlap with the arithmetic of this one.
 
-Where f32 is wanted, three of the four products of an element's two parts count: nearest · rest both ways, and nearest ·
-nearest. Matrix units cut off what does not fit a sum, at each step of K: the small ones come first, and sums are over
-part of K.
+For the accuracy of f32, elements are split in two f16, the nearest one and the rest, and three of their four products
+are computed: nearest · rest both ways, and nearest · nearest. Matrix units truncate sums at each step of K, so the
+small products come first, and sums are over parts of K.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from ..dtypes import DType
 from ..plan.target import Target
 from ..sizes import cached
-from .matmul import Form, module
+from .matmul import GemmForm, module
 from .tensor_core_blocks import BLOCK, LANES, ROWS, SPAN
 from .wgsl import KernelSpec, Storage, build, u32s
 
 DEPTH = 32  # elements of K in a step
-LINE = DEPTH + 8  # and of a row in workgroup memory: eight rows after each other meet different banks
+LINE = DEPTH + 8  # elements of a row in workgroup memory: eight successive rows are in different banks
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ SUMS = "subgroup_matrix_result<f32, 16, 16>"
 
 
 def _staged_blocks(name: str, array: str, base: str, limit: str, size: int, tile: MatrixTile) -> tuple[str, str, str]:
-    """Blocks of `size` rows of an operand: the declarations, loads at `k`, and stores into workgroup memory."""
+    """Return declarations of blocks of `size` rows, their loads at `k`, and their stores to workgroup memory."""
     spans, count = DEPTH // SPAN, tile.subgroups
     declare = load = store = ""
     for r in range(size // ROWS * spans // count):
@@ -71,12 +71,11 @@ def _staged_blocks(name: str, array: str, base: str, limit: str, size: int, tile
 
 
 @cached(64)
-def multiply(tile: MatrixTile, target: Target, twice: bool = False) -> KernelSpec:
-    """Bare sums over parts of K, [parts · batch, M, N] of whole tiles, of blocks of `a` and `b`: a tile per workgroup.
-    `twice`: both have blocks of what is left, too.
+def multiply(tile: MatrixTile, target: Target, exact: bool = False) -> KernelSpec:
+    """Multiply blocks of `a` and `b` to sums over parts of K, [parts · batch, M, N], with a tile per workgroup.
 
-    What is done to results would take a subgroup as long as the product does: it cannot see its elements but through
-    workgroup memory. So `finish` does it.
+    If `exact`, both operands also have blocks of the rest. An epilogue here would take as long as the product, because
+    subgroups access single elements only through workgroup memory. So `finish` computes it.
     """
     down, across = tile.sub_rows // 16, tile.sub_columns // 16
     sets = "(z % P.sets) * P.row_blocks", "z * P.column_blocks"
@@ -100,7 +99,7 @@ def multiply(tile: MatrixTile, target: Target, twice: bool = False) -> KernelSpe
         compute.append("}")
     side = tile.columns // tile.sub_columns
     where = [f"let a_k = begin + step * {DEPTH}u; let b_k = a_k;"]
-    if twice:  # a · what is left of b, what is left of a · b, a · b
+    if exact:  # a · rest of b, rest of a · b, a · b
         where = [
             f"let turn = step / steps; let k = begin + step % steps * {DEPTH}u; let rest = P.k_blocks * {SPAN}u;",
             "let a_k = k + select(0u, rest, turn == 1u); let b_k = k + select(0u, rest, turn == 0u);",
@@ -113,8 +112,8 @@ def multiply(tile: MatrixTile, target: Target, twice: bool = False) -> KernelSpe
         f"let first_column = tile / P.row_tiles * {tile.columns}u;",
         f"let sub_row = sg / {side}u * {tile.sub_rows}u; let sub_column = sg % {side}u * {tile.sub_columns}u;",
         f"let begin = part * P.k_part; let end = min(P.k_blocks * {SPAN}u, begin + P.k_part);",
-        f"let steps = (end - begin) / {DEPTH}u; let last = {'3u * ' if twice else ''}steps - 1u;",
-        f"let stride = {'2u * ' if twice else ''}P.k_blocks;",
+        f"let steps = (end - begin) / {DEPTH}u; let last = {'3u * ' if exact else ''}steps - 1u;",
+        f"let stride = {'2u * ' if exact else ''}P.k_blocks;",
         *(f"var sum{i}_{j} = {SUMS}();" for i in range(down) for j in range(across)),
         *a[0].splitlines(),
         *b[0].splitlines(),
@@ -139,7 +138,7 @@ def multiply(tile: MatrixTile, target: Target, twice: bool = False) -> KernelSpe
             body.append(f"subgroupMatrixStore(&y, corner + {16 * i}u * width + {16 * j}u, sum{i}_{j}, false, width);")
     counts = ("row_tiles", "column_tiles", "batch", "sets", "k_part", "row_blocks", "column_blocks", "k_blocks")
     return build(
-        f"matrix_gemm{tile.rows}{'_exact' if twice else ''}",
+        f"matrix_gemm{tile.rows}{'_exact' if exact else ''}",
         body,
         target=target,
         reads={"a": Storage(DType.F16), "b": Storage(DType.F16)},
@@ -152,7 +151,7 @@ def multiply(tile: MatrixTile, target: Target, twice: bool = False) -> KernelSpe
 
 
 def _total(scaled: tuple[bool, bool], aligned: bool) -> tuple[dict[str, Storage], str]:
-    """What is read, and `total`: four sums over all parts, scaled back. `scaled`: which operands' rows were."""
+    """Return the bindings and WGSL of `total`: four sums over all parts, scaled back for the `scaled` operands."""
     at = "part * P.part_step + z * P.z_step + row * P.width + first + column"
     each = f"a_at4(({at}) / 4u)" if aligned else f"vec4<f32>({', '.join(f'a_at({at} + {j}u)' for j in range(4))})"
     lines = ["var sum = vec4<f32>();", f"for (var part = 0u; part < P.parts; part++) {{ sum += {each}; }}"]
@@ -161,10 +160,10 @@ def _total(scaled: tuple[bool, bool], aligned: bool) -> tuple[dict[str, Storage]
         scales.append("vec4<f32>(a_scales_at((z % P.sets) * P.m + row))")
         reads["a_scales"] = Storage(DType.F32)
     if scaled[1]:
-        found = (f"b_scales_at(first + z * P.n + min(column + {j}u, P.n - 1u))" for j in range(4))
-        scales.append(f"vec4<f32>({', '.join(found)})")
+        lanes = (f"b_scales_at(first + z * P.n + min(column + {j}u, P.n - 1u))" for j in range(4))
+        scales.append(f"vec4<f32>({', '.join(lanes)})")
         reads["b_scales"] = Storage(DType.F32)
-    if len(scales) == 2:  # the lower one first: the higher one alone may lead beyond f32
+    if len(scales) == 2:  # the lower scale first: multiplying by the higher one first may overflow f32
         lines.append(f"let up = {scales[0]}; let down = {scales[1]};")
         scales = ["min(up, down)", "max(up, down)"]
     lines += [f"sum *= {scale};" for scale in scales]
@@ -181,14 +180,14 @@ _SUMS = ("parts", "part_step", "z_step", "width")
 
 
 @cached(64)
-def finish(form: Form, scaled: tuple[bool, bool], target: Target, aligned: bool = True) -> KernelSpec:
-    """y from sums over parts, which are its `a`: four columns an invocation. `scaled`: which operands' rows were.
+def finish(form: GemmForm, scaled: tuple[bool, bool], target: Target, aligned: bool = True) -> KernelSpec:
+    """Compute y from sums over parts, `a`, four columns per invocation; `scaled` are the operands with scaled rows.
 
-    They may be columns of sums for several products, from `first` on; what another has beside them begins at `other`.
-    The sums of each of a batch begin `z_step` after those of the one before: at a multiple of four, if `aligned`.
+    The sums of several products may be side by side: those of y begin at column `first`, those of its sibling at
+    `other`. Sums of successive products of a batch are `z_step` apart, a multiple of four if `aligned`.
     """
     reads, total = _total(scaled, aligned)
-    beside = form.finish is not None and None in form.finish.operands
+    beside = form.epilogue is not None and None in form.epilogue.operands
     body = [*_EACH, *(["besides = total(z, row, column, P.other);"] if beside else [])]
     return module(
         "matrix_finish",
@@ -203,17 +202,11 @@ def finish(form: Form, scaled: tuple[bool, bool], target: Target, aligned: bool 
 
 @cached(64)
 def spread(ys: tuple[DType, ...], scaled: tuple[bool, bool], target: Target) -> KernelSpec:
-    """Several results from their sums side by side, as they are; each has a multiple of four columns."""
+    """Store the sums of several products, which are side by side with a multiple of four columns each."""
     reads, total = _total(scaled, aligned=True)
     body = [*_EACH, "let v = total(z, row, column, 0u); var at = column;"]
     for k in range(len(ys)):
         body.append(f"if (at < P.n{k}) {{ y{k}_put4((row * P.n{k} + at) / 4u, v); return; }} at -= P.n{k};")
-    return build(
-        "matrix_finish",
-        body,
-        target=target,
-        reads=reads,
-        writes={f"y{k}": Storage(y, 4) for k, y in enumerate(ys)},
-        params=[(n, "u32") for n in ("batch", "sets", "m", "n", *_SUMS, *(f"n{k}" for k in range(len(ys))))],
-        helpers=total,
-    )
+    writes = {f"y{k}": Storage(y, 4) for k, y in enumerate(ys)}
+    params = [(n, "u32") for n in ("batch", "sets", "m", "n", *_SUMS, *(f"n{k}" for k in range(len(ys))))]
+    return build("matrix_finish", body, target=target, reads=reads, writes=writes, params=params, helpers=total)

@@ -1,4 +1,4 @@
-"""Kernels of training on the device: new 4-bit codes of a weight, cross entropy with its gradient, a step of AdamW."""
+"""Kernels for training on the device: requantisation of a 4-bit weight, cross entropy with its gradient, AdamW."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ fn code(v: f32, row: u32, column: u32) -> i32 {
 
 @cached(16)
 def requantise(latent: DType, scales: DType, quads: bool, target: Target) -> KernelSpec:
-    """Four bytes of two codes per invocation. With `quads` rows are whole words, so all eight codes are of one row."""
+    """Compute four bytes of two codes per invocation. With `quads`, rows are whole words, so codes share a row."""
     if quads:
         lines = [
             "  let row = q * 4u / P.row_bytes; let column = (q * 4u - row * P.row_bytes) * 2u;",
@@ -60,15 +60,15 @@ fn pair(byte: u32) -> i32 {
 
 @cached(64)
 def cross_entropy(
-    x: DType, labels: DType, out: DType, quads: bool, held: int, lanes: Lanes, target: Target
+    x: DType, labels: DType, out: DType, quads: bool, registers: int, lanes: Lanes, target: Target
 ) -> KernelSpec:
-    """The loss of each row and its gradient, both over `P.n_valid`; zero for a row with a negative label.
+    """Compute the loss of each row and its gradient, both over `P.n_valid`; zero for a row with a negative label.
 
-    The walks are those of a softmax. `P.length` counts loads, of four elements if `quads`. Labels are clamped to the
-    row, so that one of its lanes meets the label and writes the loss.
+    Lanes walk as in a softmax. `P.length` counts loads, of four elements if `quads`. Labels are clamped to the row, so
+    that exactly one lane meets the label and writes the loss.
     """
     four, element = ("4", "vec4<f32>") if quads else ("", "f32")
-    sweep = Sweep(lanes, held, f"x_at{four}(row * P.length + j)")
+    sweep = Sweep(lanes, registers, f"x_at{four}(row * P.length + j)")
     place = "label / 4u" if quads else "label"
     picked = "v[label % 4u]" if quads else "v"
     hot = "vec4<u32>(j * 4u) + vec4<u32>(0u, 1u, 2u, 3u) == vec4<u32>(label)" if quads else "j == label"
@@ -110,7 +110,7 @@ def cross_entropy(
 
 @cached(16)
 def adamw(param: DType, m: DType, v: DType, grad: DType, target: Target) -> KernelSpec:
-    """A step in place, with copies of the results in `y_param`, `y_mean` and `y_square`, four elements at a time."""
+    """Update four elements per invocation in place, and copy them to `y_param`, `y_mean` and `y_square`."""
     states = {"param": Storage(param, 4), "mean": Storage(m, 4), "square": Storage(v, 4)}
     body = """\
   let q = group * WG + lid;
@@ -122,11 +122,7 @@ def adamw(param: DType, m: DType, v: DType, grad: DType, target: Target) -> Kern
   let moved = param_at4(q) * P.decay - P.lr * (mean_now / P.correction1) / size;
   param_put4(q, moved); mean_put4(q, mean_now); square_put4(q, square_now);
   y_param_put4(q, moved); y_mean_put4(q, mean_now); y_square_put4(q, square_now);"""
-    return build(
-        "adamw",
-        body,
-        target=target,
-        reads={"grad": Storage(grad, 4)},
-        writes=states | {f"y_{name}": storage for name, storage in states.items()},
-        params=[("n", "u32"), *((p, "f32") for p in STEP)],
-    )
+    reads = {"grad": Storage(grad, 4)}
+    writes = states | {f"y_{name}": storage for name, storage in states.items()}
+    params = [("n", "u32"), *((p, "f32") for p in STEP)]
+    return build("adamw", body, target=target, reads=reads, writes=writes, params=params)

@@ -10,7 +10,6 @@ from . import (  # noqa: F401
     division,
     elementwise,
     embedding,
-    embedding_q4,
     experts,
     fill,
     index,

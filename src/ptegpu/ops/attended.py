@@ -1,7 +1,7 @@
-"""Attention that was spelled out, computed by the kernels of attention: they read and write through strides instead.
+"""The node for attention that a program spells out, whose kernel reads and writes through strides.
 
-Its members are copies of the nodes that it stands for, so that every live size is what theirs say. Where strides do not
-suffice at some sizes, they run one by one.
+Its members are copies of the nodes that it replaces, which compute every live size. They run one by one at sizes where
+strides do not suffice.
 """
 
 from __future__ import annotations
@@ -14,28 +14,26 @@ from typing import ClassVar, NamedTuple
 from ..graph.graph import Node, Tensor
 from ..graph.schema import Role
 from ..plan.target import Target
-from .attention_record import Attention, Mask, Sizes
+from .attention_record import Attention, HeadLayout, Mask
 from .fused import Fused
 from .nodes import apart, result
 from .registry import Steps
 from .walks import Walk, backwards, order_of, regrouped, size_of, start, strides_of, through
 
-Places = tuple[Sizes, Sizes, Sizes, Sizes]  # of q, k, v and the result
-
 
 class Masking(NamedTuple):
-    """What a mask of bools does to hidden scores: it adds the fill, or replaces them. `Masking()` is of floats."""
+    """The effect of a mask of bools: the fill is added to hidden scores or replaces them. `Masking()` is for floats."""
 
     fill: float = 0.0
-    instead: bool = False
-    hides: bool = False  # where it is true, not where it is false
+    replaces: bool = False
+    hides: bool = False  # hides scores where it is true, instead of where it is false
 
 
 class Step(NamedTuple):
-    """A node whose result a kernel reads through."""
+    """A node that a kernel reads through: it only moves elements, or it scales them or makes a mask of `source`."""
 
     node: Node
-    source: Tensor | None = None  # of what leaves elements in place, and scales them or makes a mask of bools
+    source: Tensor | None = None
     factor: float = 1.0
     masking: Masking = Masking()
 
@@ -46,28 +44,28 @@ class Step(NamedTuple):
         return first
 
 
-class Operand(NamedTuple):
-    """Queries, keys or values: (batch · heads, rows, elements), or with two dimensions for batch and heads."""
+class AttentionOperand(NamedTuple):
+    """Queries, keys or values (batch · heads, rows, elements), or with two dimensions for batch and heads."""
 
     tensor: Tensor
     outer: tuple[int, int]  # batch and heads
     row: int = -2  # the dimension of rows
     element: int = -1
 
-    def place(self, walk: Walk) -> Sizes | None:
-        """Return where attention finds the operand, read by a walk."""
+    def place(self, walk: Walk) -> HeadLayout | None:
+        """Return the layout of the operand as a walk reads it; None if strides do not suffice."""
         outer = regrouped([a for dim in walk.dims[:-2] for a in dim], self.outer)
         outers = None if outer is None else strides_of(outer)
         inner = strides_of((walk.dims[self.row], walk.dims[self.element]))
         if outers is None or inner is None or (walk.dims[self.element] and inner[1] != 1):
             return None
         (batch, heads), (length, dim) = self.outer, (size_of(walk.dims[k]) for k in (self.row, self.element))
-        return Sizes(batch, length, heads, dim, outers[0], inner[0], outers[1], walk.offset, whole=False)
+        return HeadLayout(batch, length, heads, dim, outers[0], inner[0], outers[1], walk.offset, contiguous=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Core:
-    """An attention without what only moves its operands and its result."""
+    """An attention without the nodes that only move its operands and its result."""
 
     nodes: tuple[Node, ...]  # the last product first
     q: Tensor  # (batch · heads, queries, dim), or with two dimensions for batch and heads
@@ -76,34 +74,32 @@ class Core:
     mask: Tensor | None
     masking: Masking
     scale: float | None
-    empty: float  # the result where nothing is seen
+    empty: float  # the result where no key is visible
     causal: bool = False
-    scores: Tensor | None = None  # (…, heads, queries, keys); without, q, k and v say what their heads are
+    scores: Tensor | None = None  # (…, heads, queries, keys); if None, q, k and v have a dimension for heads
 
     @property
     def product(self) -> Tensor:
-        """(batch · heads, queries, dim of values)."""
+        """The result of the last product (batch · heads, queries, dim of values)."""
         return result(self.nodes[0])
 
     @property
-    def operands(self) -> tuple[Operand, Operand, Operand]:
-        """Queries, keys and values."""
-        queries, keys = (_outer(self.scores or x) for x in (self.q, self.k))
+    def operands(self) -> tuple[AttentionOperand, AttentionOperand, AttentionOperand]:
+        shapes = ((self.scores or x).shape for x in (self.q, self.k))
+        queries, keys = ((math.prod(lead), heads) for *lead, heads, _, _ in shapes)
         turned = (-1, -2) if self.scores else (-2, -1)
-        return Operand(self.q, queries), Operand(self.k, keys, *turned), Operand(self.v, keys)
+        return (
+            AttentionOperand(self.q, queries),
+            AttentionOperand(self.k, keys, *turned),
+            AttentionOperand(self.v, keys),
+        )
 
 
-def _outer(x: Tensor) -> tuple[int, int]:
-    """Return batch and heads."""
-    *lead, heads, _, _ = x.shape
-    return math.prod(lead), heads
-
-
-Reads = Mapping[Tensor, Step]  # by the results that are read through
+Reads = Mapping[Tensor, Step]  # by the result of the node
 
 
 def walked(t: Tensor, reads: Reads) -> Walk | None:
-    """Return how a tensor is read from where the steps before it lead."""
+    """Return the walk that reads a tensor through the steps before it."""
     step = reads.get(t)
     if step is None:
         return start(t)
@@ -115,11 +111,11 @@ def walked(t: Tensor, reads: Reads) -> Walk | None:
 
 @dataclass(frozen=True, eq=False)
 class Attended(Fused):
-    """The rule of a node that stands for an attention and what moves its operands and its result."""
+    """The rule of a node for an attention and the nodes that move its operands and its result."""
 
     core: Core
     reads: Reads
-    tail: tuple[Node, ...]  # from the product to the result
+    tail: tuple[Node, ...]  # the nodes from the product to the result
 
     role: ClassVar[Role] = ""
 
@@ -140,32 +136,31 @@ class Attended(Fused):
         self.results[0].shape = out.shape
         if not out.numel:
             return
-        placed = self.placed()
-        if placed is None:
+        places = self.placed()
+        if places is None:
             yield from apart(self.members, self.results[0], out, target)
             return
-        (q, k, v), at, mask = placed
+        (q, k, v), at, mask = places
         core = self.core
         yield Attention(q.tensor, k.tensor, v.tensor, out, True, core.causal, mask, core.scale, empty=core.empty, at=at)
 
-    def placed(self) -> tuple[list[Walk], Places, Mask | None] | None:
-        """Return what is read through strides, and where it and the result are; None where strides do not suffice."""
+    def placed(self) -> tuple[list[Walk], tuple[HeadLayout, ...], Mask | None] | None:
+        """Return the operands' walks, their layouts and the result's, and the mask; None if strides do not suffice."""
         core = self.core
-        still = [n for n in core.nodes if n.op.walks and order_of(n) is None]  # expand scores to their own shape
-        if any(n.args[0].shape != result(n).shape for n in still):  # type: ignore[union-attr]
+        expanded = [n for n in core.nodes if n.op.walks and order_of(n) is None]  # scores, to their own shape
+        if any(n.args[0].shape != result(n).shape for n in expanded):  # type: ignore[union-attr]
             return None
         operands = core.operands
         walks = [w for w in (walked(t, self.reads) for t in (core.q, core.k, core.v)) if w is not None]
         y = backwards(self.tail) if self.tail else start(core.product)
         if len(walks) < 3 or y is None:
             return None
-        placing = zip((*operands, Operand(core.product, operands[0].outer)), (*walks, y), strict=True)
-        at = [operand.place(walk) for operand, walk in placing]
+        read = zip((*operands, AttentionOperand(core.product, operands[0].outer)), (*walks, y), strict=True)
+        at = tuple(layout for operand, walk in read if (layout := operand.place(walk)) is not None)
         mask = self._masked(core.mask) if core.mask is not None else None
-        match at:
-            case [Sizes() as q, Sizes() as k, Sizes() as v, Sizes() as out] if q.dim and (mask or not core.mask):
-                return walks, (q, k, v, out), mask
-        return None
+        if len(at) < 4 or not at[0].dim or (core.mask and not mask):
+            return None
+        return walks, at, mask
 
     def _masked(self, mask: Tensor) -> Mask | None:
         core, walk = self.core, walked(mask, self.reads)
@@ -175,6 +170,6 @@ class Attended(Fused):
         strides = strides_of(walk.dims)
         if strides is None:
             return None
-        wanted = scores[len(scores) - len(strides) :]
-        by = [s if size_of(dim) == n else 0 for s, dim, n in zip(strides, walk.dims, wanted, strict=True)]
+        sizes = scores[len(scores) - len(strides) :]
+        by = [s if size_of(dim) == n else 0 for s, dim, n in zip(strides, walk.dims, sizes, strict=True)]
         return Mask(walk.tensor, [0] * (4 - len(by)) + by, walk.offset, *core.masking)

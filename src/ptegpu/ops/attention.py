@@ -1,9 +1,9 @@
 """Attention with any head counts, with and without a key-value cache.
 
-The cached operators take [B, S, H, D] and see keys up to the position of their queries, which the GPU reads, so that
-one plan serves every position. The host refuses a position from which the queries do not lie in the cache. The kernels
-stay within it on their own: a negative position counts as 0, and nothing beyond the end is written or read.
-The others take [B, H, S, D]. Where a mask hides everything, the result is 0, for `et_vk.sdpa` NaN.
+The cached operators take [B, S, H, D] and see keys up to the position of their queries. The GPU reads this position, so
+one plan serves them all. The host refuses a position at which the queries exceed the cache. Kernels stay within the
+cache for any position: a negative one counts as 0, and nothing beyond the end is read or written.
+The other operators take [B, H, S, D]. Where a mask hides all keys, the result is 0, or NaN for `et_vk.sdpa`.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import Any
 from ..errors import InvalidProgram, ShapeError
 from ..graph.graph import Sym, Tensor
 from .attention_record import Attention, sizes
-from .cache import check_cache, fitting
+from .cache import check_cache, start_bounds
 from .registry import Bounded, Out, Steps, SymInt, is_one, op
 
 
 def check(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float, *, heads_first: bool) -> None:
-    """Raises unless these go together."""
+    """Raise unless the operands of an attention match."""
     qs, ks, vs = (sizes(x.shape, heads_first) for x in (q, k, v))
 
     def shapes() -> str:
@@ -41,20 +41,15 @@ def check(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float, 
         raise ShapeError(f"a mask of {list(mask.shape)} does not fit scores of {list(scores)}")
 
 
-def seen_from(a: Mapping[str, Any]) -> list[Bounded]:
-    """A position, where it decides what is seen."""
-    return fitting(a["query"], a["key"], a["start_pos"]) if by_position(a["attn_mask"], a["is_causal"]) else []
+def _start_bounds(a: Mapping[str, Any]) -> list[Bounded]:
+    bounded = _ends_at_queries(a["attn_mask"], a["is_causal"])
+    return start_bounds(a["query"], a["key"], a["start_pos"]) if bounded else []
 
 
 OVER_CACHE = ("custom_sdpa.default", "llama.custom_sdpa.default")
 
 
-@op(
-    *OVER_CACHE,
-    fits="query float, attn_mask any",
-    indexes=seen_from,
-    role="attention",
-)
+@op(*OVER_CACHE, fits="query float, attn_mask any", indexes=_start_bounds, role="attention")
 def custom_sdpa(
     query: Tensor,
     key: Tensor,
@@ -65,18 +60,18 @@ def custom_sdpa(
     is_causal: bool = False,
     scale: float | None = None,
 ) -> Steps:
-    """query [B, S, H, D] from `start_pos` on over caches [B, C, H', D] up to start_pos + S, or all C with a mask.
+    """Attend with a query [B, S, H, D] to caches [B, C, H', D] up to start_pos + S, or to all C with a mask.
 
     Unlike ExecuTorch, it refuses a dropout above 0: a run is never a training step.
     """
     check(query, key, value, attn_mask, drpout_p, heads_first=False)
     out = yield Out((*query.shape[:3], value.shape[3]), query.dtype)
-    bounded = by_position(attn_mask, is_causal)
+    bounded = _ends_at_queries(attn_mask, is_causal)
     yield Attention(query, key, value, out, False, is_causal, attn_mask, scale, start_pos, bounded)
 
 
-def by_position(mask: Tensor | None, causal: bool) -> bool:
-    """Whether what is seen of a cache ends at the queries: as ExecuTorch has it, a mask is over the whole cache."""
+def _ends_at_queries(mask: Tensor | None, causal: bool) -> bool:
+    """Return True if the visible keys end at the queries; in ExecuTorch, a mask is over the whole cache."""
     return mask is None or causal
 
 
@@ -87,7 +82,7 @@ WITH_CACHE = ("sdpa_with_kv_cache.default", "llama.sdpa_with_kv_cache.default")
     *WITH_CACHE,
     mutates=["key_cache", "value_cache"],
     fits="query float, attn_mask any",
-    indexes=lambda a: fitting(a["key"], a["key_cache"], a["start_pos"]),
+    indexes=lambda a: start_bounds(a["key"], a["key_cache"], a["start_pos"]),
     role="attention",
 )
 def sdpa_with_kv_cache(
@@ -103,7 +98,7 @@ def sdpa_with_kv_cache(
     is_causal: bool = False,
     scale: float | None = None,
 ) -> Steps:
-    """Keys and values [B, S, H', D] go into their caches first; `seq_len` is S.
+    """Write keys and values [B, S, H', D] into their caches, then attend to these; `seq_len` is S.
 
     The exporter writes a `seq_len` of 1 for any S. Unlike ExecuTorch, it refuses a dropout above 0: a run is never a
     training step.
@@ -117,19 +112,13 @@ def sdpa_with_kv_cache(
         shapes = f"query {list(query.shape)}, key {list(key.shape)} and value {list(value.shape)}"
         raise ShapeError(f"{shapes} must have the same length, and keys and values the same shape")
     out = yield Out((*query.shape[:3], value.shape[3]), query.dtype)
-    bounded, new = by_position(attn_mask, is_causal), (key, value)
+    bounded, new = _ends_at_queries(attn_mask, is_causal), (key, value)
     yield Attention(query, key_cache, value_cache, out, False, is_causal, attn_mask, scale, start_pos, bounded, new)
 
 
 @op("et_vk.sdpa.default", fits="q float, attn_mask any")
-def sdpa(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    attn_mask: Tensor | None = None,
-    scale: float | None = None,
-) -> Steps:
-    """q [B, H, S, D], k and v [B, H', T, D].
+def sdpa(q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, scale: float | None = None) -> Steps:
+    """Attend with q [B, H, S, D] to k and v [B, H', T, D].
 
     Unlike in its PyTorch reference, a bool mask hides positions where it is false, instead of adding 1 where it is
     true. Tensors have at most 4 dimensions and equal batches, which covers attention in models.
@@ -150,7 +139,7 @@ def scaled_dot_product_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Steps:
-    """The same; causal is query i seeing keys 0 … i.
+    """Attend with query [B, H, S, D] to key and value [B, H', T, D]; if causal, query i sees keys 0 … i.
 
     Unlike PyTorch, it refuses a dropout above 0, because a run is never a training step. Tensors have at most 4
     dimensions and equal batches, which covers attention in models.

@@ -1,9 +1,9 @@
-"""Attention on matrix units, where the adapter has them and the precision asked for allows rounding to f16."""
+"""Attention on matrix units, where the adapter has them and the requested precision allows rounding to f16."""
 
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from ..dtypes import DType
 from ..graph.graph import Sym, Tensor
@@ -12,27 +12,22 @@ from ..kernels.attention import Form
 from ..kernels.tensor_core_blocks import ROWS, SPAN, prepare
 from ..plan.target import Target
 from ..sizes import ceil, largest, smallest
-from .matrices import has
 from .registry import Dispatch, Scratch, Step
+from .tensor_core_products import has_matrix_units
 
 if TYPE_CHECKING:
-    from .attention_record import Attention, Sizes
+    from .attention_record import Attention, HeadLayout
 
-FEWEST = 48  # rows of a key-value head, below which tiles are too empty
-WORTH = 1 << 27  # multiply-adds below which four dispatches take longer than one (as fast at 2^29, H200)
-
-
-class Prepared(NamedTuple):
-    """What the kernel reads, and how many blocks that is."""
-
-    reads: list[Tensor]
-    params: dict[str, int]
+FEWEST = 48  # minimum rows of a key-value head: below, tiles are too empty
+WORTH = 1 << 27  # minimum multiply-adds: below, four dispatches take longer than one (as fast at 2^29, H200)
 
 
-def serves(form: Form, places: tuple[Sizes, ...], target: Target) -> bool:
-    """Whether matrix units may compute it, and would do so faster."""
+def serves(form: Form, places: tuple[HeadLayout, ...], target: Target) -> bool:
+    """Return True if matrix units can compute the attention, and faster than other kernels."""
     qs, ks, vs, _ = places
-    if not has(target) or form.mask or not form.quads or any(x.dim % 16 or x.dim > kernels.DIM for x in (qs, vs)):
+    if not has_matrix_units(target) or form.mask or not form.quads:
+        return False
+    if any(x.dim % 16 or x.dim > kernels.DIM for x in (qs, vs)):
         return False
     if target.precision == "exact":
         return False
@@ -41,32 +36,35 @@ def serves(form: Form, places: tuple[Sizes, ...], target: Target) -> bool:
     if not kernels.tile_keys(form.dim, form.value_dim, target) or target.max_storage_buffers < 7:
         return False
     rows, sets = qs.length * (qs.heads // ks.heads), ks.batch * ks.heads
-    most = 2 * sets * largest(rows + ROWS, ks.length + ROWS) * max(form.dim, form.value_dim)
-    if most > smallest(target.max_binding_bytes, target.max_buffer_bytes):
+    nbytes = 2 * sets * largest(rows + ROWS, ks.length + ROWS) * max(form.dim, form.value_dim)
+    if nbytes > smallest(target.max_binding_bytes, target.max_buffer_bytes):
         return False
-    keys = smallest(qs.length, ks.length) if form.cached else ks.length  # at least so many are seen
+    keys = smallest(qs.length, ks.length) if form.cached else ks.length  # minimum number of visible keys
     return bool(sets * rows * keys * (form.dim + form.value_dim) >= WORTH and rows >= FEWEST)
 
 
 def prepared(
-    a: Attention, form: Form, places: tuple[Sizes, ...], known: Mapping[str, int | float | Sym], target: Target
-) -> Generator[Step, Any, Prepared]:
-    """Queries, keys and values as blocks; `known` are parameters that say what is seen."""
+    a: Attention, form: Form, places: tuple[HeadLayout, ...], shared: Mapping[str, int | float | Sym], target: Target
+) -> Generator[Step, Any, tuple[list[Tensor], dict[str, int]]]:
+    """Store queries, keys and values as blocks; return what the kernel reads, and the number of blocks as parameters.
+
+    `shared` are the kernel's other parameters, such as the start.
+    """
     qs, ks, vs, _ = places
     sharing, sets = qs.heads // ks.heads, ks.batch * ks.heads
     blocks, scales, params = list[Tensor](), list[Tensor](), dict[str, int]()
-    for name, x, at, shared in (("row", a.q, qs, sharing), ("key", a.k, ks, 1), ("key", a.v, vs, 1)):
-        m, k_blocks = at.length * shared, at.dim // SPAN
+    for name, x, at, heads in (("row", a.q, qs, sharing), ("key", a.k, ks, 1), ("key", a.v, vs, 1)):
+        m, k_blocks = at.length * heads, at.dim // SPAN
         source = kernels.vectors(x.dtype, name == "key" and form.cached)
         row_blocks = ceil(m, ROWS)
         y = yield Scratch((sets, row_blocks, k_blocks, ROWS * SPAN), DType.F16)
         factors = [(yield Scratch((sets, m), DType.F32))] if source.scaled else []
         words: dict[str, int | float | Sym] = {"m": m, "k": at.dim, "parts": row_blocks, "row_blocks": row_blocks}
-        words |= {"k_blocks": k_blocks, "first_row": 0, "heads": ks.heads, "sharing": shared, **at.strides("x")}
-        words |= {n: known[n] for n in ("keys", "queries", "start")} if source.live else {}
+        words |= {"k_blocks": k_blocks, "first_row": 0, "heads": ks.heads, "sharing": heads, **at.strides("x")}
+        words |= {n: shared[n] for n in ("keys", "queries", "start")} if source.live else {}
         kernel = prepare(source, target, 1 << (int(k_blocks) - 1).bit_length())
         yield Dispatch(kernel, [x], [y, *factors], sets * row_blocks, words, label=a.label)
         params[f"{name}_blocks"] = row_blocks
         blocks.append(y)
         scales += factors
-    return Prepared([*blocks, *scales], params)
+    return [*blocks, *scales], params

@@ -1,7 +1,7 @@
-"""Attention as a record, with what belongs to it: rotary embeddings of queries and keys, and writes into caches.
+"""Records of attention, of rotary embeddings of queries and keys, and of writes into caches.
 
-Rules yield `Attention`, `Rotary` and `Written`. A fused node (`fused.py`) gives an attention the other two, and a
-product the attention whose result it reads: for few rows, what belongs to an attention is done on its way.
+Rules yield `Attention`, `Rotary` and `Written`. A fused node (`fused.py`) gives an attention the other two, which its
+kernel computes for few rows, and gives a product the attention whose result it reads.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from ..graph.graph import Shape, Sym, Tensor
 from ..kernels import attention_matrices as by_matrices
 from ..kernels import attention_rows as few
 from ..kernels import attention_tiles as by_tiles
-from ..kernels.attention import Form, Masked, Turn
-from ..kernels.attention_merge import Merge, merge
+from ..kernels.attention import Form, Masked, Merge, Turn, merge
 from ..kernels.cache import write_cache
 from ..kernels.rope import rope
 from ..kernels.wgsl import store_type, writable
@@ -30,17 +29,17 @@ from .registry import Dispatch, Scratch, Step, Steps, SymInt, Work
 
 FEW_ROWS = 16  # rows of a key-value head up to which tiles would be mostly empty
 
-# Keys are split over workgroups where these would leave a GPU idle: into parts of at least so many keys that are seen
-# (a position decides that on the GPU), at most as many as the cache's length gives, and until so many times the
-# workgroups that keep a GPU busy are at work. Each for few rows, and for tiles. See also `few.MOST_PARTS`, and of the
-# kernels `attention.AT_ONCE` and `attention_rows.KEYS_EACH`. `python -m benchmarks attention` sweeps them.
+# Keys are split over workgroups where a GPU would be idle otherwise. For few rows, and for tiles: the minimum number of
+# visible keys per part (the position on the GPU decides which are visible), and the number of workgroups to reach, as
+# a multiple of those that keep a GPU busy. See also `packed_gemv.MOST_PARTS`, and of the kernels
+# `attention.AT_ONCE` and `attention_rows.KEYS_EACH`. `python -m benchmarks attention` sweeps them.
 ROWS_PART, TILES_PART = 128, 256
 OF_ROWS, OF_TILES = 1, 2
-TURNED = 8  # bindings of a kernel that turns queries and keys itself
+TURNED = 8  # bindings of a kernel that rotates queries and keys itself
 
 
-class Sizes(NamedTuple):
-    """What [B, S, H, D] or [B, H, S, D] stand for, and their strides."""
+class HeadLayout(NamedTuple):
+    """The sizes and strides of a tensor [B, S, H, D] or [B, H, S, D]."""
 
     batch: int
     length: int
@@ -50,50 +49,52 @@ class Sizes(NamedTuple):
     by_row: int
     by_head: int
     first: int = 0  # where the tensor begins
-    whole: bool = True  # the strides are multiples of `dim`
+    contiguous: bool = True  # the strides are multiples of `dim`
 
     def strides(self, name: str) -> dict[str, int]:
         by = {f"{name}_batch": self.by_batch, f"{name}_head": self.by_head, f"{name}_row": self.by_row}
         return by | {f"{name}_first": self.first}
 
     def nbytes(self, x: Tensor) -> int:
-        """What is read of a tensor."""
+        """Return the number of bytes that are read of a tensor."""
         return self.batch * self.length * self.heads * self.dim * x.dtype.size
 
     @property
     def quads(self) -> bool:
-        """Whether vectors are whole quads."""
-        places = () if self.whole else (self.by_batch, self.by_row, self.by_head, self.first)
+        """True if vectors consist of aligned quads."""
+        places = () if self.contiguous else (self.by_batch, self.by_row, self.by_head, self.first)
         return all(s % 4 == 0 for s in (self.dim, *places))
 
 
-def sizes(shape: Shape, heads_first: bool) -> Sizes:
-    """Dimensions that are missing in front count as one."""
+def sizes(shape: Shape, heads_first: bool) -> HeadLayout:
+    """Return the layout of a contiguous tensor; missing leading dimensions count as one."""
     if len(shape) > 4 or len(shape) < 2 or (len(shape) < 4 and not heads_first):
         raise ShapeError(f"attention takes tensors of rank 4, not {list(shape)}")
     b, *middle, d = (1,) * (4 - len(shape)) + shape
     if heads_first:
         h, s = middle
-        return Sizes(b, s, h, d, h * s * d, d, s * d)
+        return HeadLayout(b, s, h, d, h * s * d, d, s * d)
     s, h = middle
-    return Sizes(b, s, h, d, s * h * d, h * d, d)
+    return HeadLayout(b, s, h, d, s * h * d, h * d, d)
 
 
 class Mask(NamedTuple):
-    """What is added to scores; or bools, and what hidden scores get: added, or instead."""
+    """A mask of floats, which are added to scores, or of bools, whose hidden scores get the fill added or replaced."""
 
     tensor: Tensor
-    by: Sequence[int]  # strides over (batch, head, query, key)
+    strides: Sequence[int]  # over (batch, head, query, key)
     first: int = 0
     fill: float = -math.inf
-    instead: bool = False
-    hides: bool = False  # where it is true, not where it is false
+    replaces: bool = False
+    hides: bool = False  # hides scores where it is true, instead of where it is false
 
 
 @dataclass(frozen=True, slots=True)
 class Rotary(Work):
-    """One or two tensors are turned by tables. `seq` is the dimension of positions: those behind it but the last are
-    heads that share an angle."""
+    """The rotation of one or two tensors by tables.
+
+    `seq` is the dimension of positions; dimensions between it and the last one are heads that share an angle.
+    """
 
     style: str
     xs: tuple[Tensor, ...]
@@ -118,7 +119,7 @@ class Rotary(Work):
 
     @property
     def turn(self) -> Turn | None:
-        """What attention needs to turn query and key [B, S, H, D] by itself; None where it cannot."""
+        """The rotation as attention computes it on query and key [B, S, H, D]; None where it cannot."""
         dim, width = self.xs[0].shape[-1], self.tables[0].shape[-1]
         halves, apart = self.style == "halves", self.params.get("table_head") or self.params.get("table_batch")
         if self.seq != 1 or len(self.xs) != 2 or apart or dim % 4 or (halves and width % 8):
@@ -127,13 +128,13 @@ class Rotary(Work):
 
     @property
     def place(self) -> dict[str, int | Sym]:
-        """Where the tables' rows begin, as parameters of that kernel."""
+        """The rows of the tables, as parameters of an attention with a `turn`."""
         return {"table_rows": self.tables[0].shape[0], "table_start": self.params.get("start", 0)}
 
 
 @dataclass(frozen=True, slots=True)
 class Written(Work):
-    """Values go into caches of one shape."""
+    """Writes of values into caches of one shape."""
 
     values: tuple[Tensor, ...]
     caches: tuple[Tensor, ...]
@@ -161,25 +162,25 @@ class Written(Work):
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What attention left, split over keys: the rows' running softmaxes, to be merged by whoever needs the result."""
+    """The running softmaxes of an attention that is split over keys, which the reader of the result merges."""
 
-    tensor: Tensor  # (splits, batch, heads, rows, value quads and one, 4)
+    tensor: Tensor  # (splits, batch, heads, rows, value quads + 1, 4)
     merge: Merge
     params: Mapping[str, int | float | Sym]
 
 
 @dataclass(frozen=True, slots=True)
 class Attention(Work):
-    """Rows of q, which begin at position `start`, attend to k and v; if `bounded`, no further than the last row's own.
+    """Attention of the rows of q, which begin at position `start`, to k and v; if `bounded`, up to the last row's key.
 
-    `new` are keys and values that belong into k and v from the start on, and are written there. `rotary` gives q and
-    the new keys. For few rows, both are done on the way.
+    `new` are keys and values to be written into k and v from the start on. `rotary` computes q and the new keys. The
+    kernel for few rows does both.
     """
 
     q: Tensor
     k: Tensor
     v: Tensor
-    y: Tensor  # [B, S, H, D] or [B, H, S, D], as q has it, in whatever shape
+    y: Tensor  # [B, S, H, D] or [B, H, S, D], in the order of q, whatever its shape
     heads_first: bool
     causal: bool
     mask: Tensor | Mask | None = None
@@ -187,9 +188,9 @@ class Attention(Work):
     start: SymInt = 0
     bounded: bool = False
     new: tuple[Tensor, Tensor] | None = None
-    empty: float = 0.0  # the result where nothing is seen
+    empty: float = 0.0  # the result where no key is visible
     rotary: Rotary | None = None
-    at: tuple[Sizes, Sizes, Sizes, Sizes] | None = None  # of q, k, v and y, where these are read through strides
+    at: tuple[HeadLayout, ...] | None = None  # layouts of q, k, v and y that are read through strides
     label: str = ""
 
     def steps(self, target: Target) -> Steps:
@@ -203,36 +204,37 @@ class Attention(Work):
             yield Dispatch(kernel, [parts.tensor], [self.y], groups, params, label=self.label)
 
     def splits(self, target: Target) -> int:
-        """Into how many parts, at most, its result comes."""
+        """Return the maximum number of parts of the result."""
         ks, tiled = self._places[1], self._tiled(target)
         groups = ks.batch * ks.heads * self._blocks(target)
-        wanted = target.device_class.busy * (OF_TILES if tiled else OF_ROWS)
+        busy = target.device_class.busy * (OF_TILES if tiled else OF_ROWS)
         part = TILES_PART if tiled else ROWS_PART
-        return largest(1, smallest(-(-ks.length // part), wanted // groups))  # type: ignore[no-any-return]
+        return largest(1, smallest(-(-ks.length // part), busy // groups))  # type: ignore[no-any-return]
 
     def attended(self, target: Target) -> Generator[Step, Any, Parts | None]:
-        """Attention into y, unless it comes in parts."""
+        """Compute the attention into y, or return its parts."""
         if not self.y.numel:
             return None
-        whole, tiled, rows, new, rotary = self._form(target), self._tiled(target), self._rows, self.new, self.rotary
+        plain, tiled, rows, new, rotary = self._form(target), self._tiled(target), self._rows, self.new, self.rotary
         qs, ks, vs, ys = self._places
         sharing = qs.heads // ks.heads
-        taken = new and self.bounded and not tiled and new[0].dtype is new[1].dtype
-        taken = taken and few.takes_new(replace(whole, new=whole.k), rows, sharing, target)
-        turn = rotary.turn if rotary and taken and not self.mask and target.max_storage_buffers >= TURNED else None
+        takes_new = new and self.bounded and not tiled and new[0].dtype is new[1].dtype
+        takes_new = takes_new and few.takes_new(replace(plain, new=plain.k), rows, sharing, target)
+        turns = rotary and takes_new and not self.mask and target.max_storage_buffers >= TURNED
+        turn = rotary.turn if rotary and turns else None
         if rotary and not turn:
             yield rotary
-        if new and not taken:
+        if new and not takes_new:
             yield Written(new, (self.k, self.v), self.start, self.label)
             new = None
         splits, reads, writes = self.splits(target), [self.q, self.k, self.v], list[Tensor]()
-        known: dict[str, int | float | Sym] = {"splits": splits, "part": TILES_PART if tiled else ROWS_PART}
-        known |= {"keys": ks.length, "queries": qs.length, "sharing": sharing, "heads": ks.heads}
-        known["empty"] = self.empty if ks.length else 0.0
-        known |= {"start": self.start} if self.bounded else {}
-        params = {**known, "rows": rows, "blocks": self._blocks(target), "hidden": -math.inf}
+        shared: dict[str, int | float | Sym] = {"splits": splits, "part": TILES_PART if tiled else ROWS_PART}
+        shared |= {"keys": ks.length, "queries": qs.length, "sharing": sharing, "heads": ks.heads}
+        shared["empty"] = self.empty if ks.length else 0.0
+        shared |= {"start": self.start} if self.bounded else {}
+        params = {**shared, "rows": rows, "blocks": self._blocks(target), "hidden": -math.inf}
         params["scale"] = 1.0 / math.sqrt(qs.dim) if self.scale is None else self.scale
-        units = tiled and attention_matrices.serves(whole, self._places, target)
+        units = tiled and attention_matrices.serves(plain, self._places, target)
         params |= {} if units else {**qs.strides("q"), **ks.strides("k"), **vs.strides("v")}
         if new:
             params["new_batch"] = new[0].numel // qs.batch
@@ -243,30 +245,30 @@ class Attention(Work):
         mask = self._mask
         if mask is not None:
             reads.append(mask.tensor)
-            params |= dict(zip(("mask_batch", "mask_head", "mask_row", "mask_key"), mask.by, strict=True))
+            params |= dict(zip(("mask_batch", "mask_head", "mask_row", "mask_key"), mask.strides, strict=True))
             params |= {"mask_first": mask.first, "fill": mask.fill}
-        form = replace(whole, split=splits > 1, new=new[0].dtype if new else None, turn=turn)
+        form = replace(plain, split=splits > 1, new=new[0].dtype if new else None, turn=turn)
         result, parts = self.y, None
         if form.split:
-            apart = ks.batch * ks.heads * rows * (form.value_quads + 1)
-            result = yield Scratch((splits, apart, 4), DType.F32)
-            parts = Parts(result, Merge(form.value_quads, form.cached), {**known, "apart": apart})
+            part_quads = ks.batch * ks.heads * rows * (form.value_quads + 1)
+            result = yield Scratch((splits, part_quads, 4), DType.F32)
+            parts = Parts(result, Merge(form.value_quads, form.cached), {**shared, "apart": part_quads})
         else:
             params |= ys.strides("y")
         others = sum(x.nbytes for x in reads if x not in (self.q, self.k, self.v))
         if units:
             kernel = by_matrices.tiles(form, target)
-            reads, more = yield from attention_matrices.prepared(self, form, self._places, known, target)
-            params |= more
+            reads, block_counts = yield from attention_matrices.prepared(self, form, self._places, shared, target)
+            params |= block_counts
         elif tiled:
             kernel = by_tiles.tiles(form, target)
         else:
             count = few.rows_of_block(few.most_rows(qs.dim), rows)
             kernel = few.rows(form, count, sharing if new else 1, target)
         first = self.start.value if isinstance(self.start, Sym) else self.start
-        pairs, seen = visible(qs.length, ks.length, self.causal, first if self.bounded else None)
-        old = (ks.nbytes(self.k) + vs.nbytes(self.v)) * seen // largest(ks.length, 1)
-        kept = sum(x.numel * cache.dtype.size for x, cache in zip(new or (), writes, strict=True))
+        pairs, keys = visible(qs.length, ks.length, self.causal, first if self.bounded else None)
+        cached = (ks.nbytes(self.k) + vs.nbytes(self.v)) * keys // largest(ks.length, 1)
+        written = sum(x.numel * cache.dtype.size for x, cache in zip(new or (), writes, strict=True))
         yield Dispatch(
             kernel,
             reads,
@@ -274,15 +276,15 @@ class Attention(Work):
             ks.batch * ks.heads * self._blocks(target) * splits,
             params,
             flops=2 * qs.batch * qs.heads * pairs * (qs.dim + vs.dim),
-            read_bytes=old + qs.nbytes(self.q) + others,
-            write_bytes=kept + result.nbytes,
+            read_bytes=cached + qs.nbytes(self.q) + others,
+            write_bytes=written + result.nbytes,
             label=f"{rotary.label}, {self.label}" if rotary and turn else self.label,
         )
         return parts
 
     @property
-    def _places(self) -> tuple[Sizes, Sizes, Sizes, Sizes]:
-        """Of q, k, v and y."""
+    def _places(self) -> tuple[HeadLayout, ...]:
+        """The layouts of q, k, v and y."""
         if self.at is not None:
             return self.at
         q, k, v = (x.shape for x in (self.q, self.k, self.v))
@@ -298,38 +300,43 @@ class Attention(Work):
 
     @property
     def _rows(self) -> int:
-        """Of a key-value head."""
+        """The rows of a key-value head."""
         qs, ks, _, _ = self._places
         return qs.length * (qs.heads // ks.heads)
 
     def _tiled(self, target: Target) -> bool:
+        """Return True if rows are computed in tiles: these are full enough, and enough of them keep the GPU busy."""
         _, ks, vs, _ = self._places
-        return takes_tiles(self._rows, vs.dim, target) and not _leaves_idle(self._rows, ks, target)
+        fits = vs.dim <= by_tiles.TILE_DIM and target.workgroup(128) == by_tiles.TILE_THREADS
+        if not (self._rows > FEW_ROWS and fits and not target.software):
+            return False
+        tiles = ks.batch * ks.heads * -(-self._rows // by_tiles.TILE_ROWS) * -(-ks.length // TILES_PART)
+        return not 4 * tiles < target.device_class.units
 
     def _blocks(self, target: Target) -> int:
-        """Of a key-value head's rows."""
-        most = by_tiles.TILE_ROWS if self._tiled(target) else few.most_rows(self._places[0].dim)
-        return -(-self._rows // most)
+        """Return the number of blocks of a key-value head's rows."""
+        block = by_tiles.TILE_ROWS if self._tiled(target) else few.most_rows(self._places[0].dim)
+        return -(-self._rows // block)
 
     @property
     def width(self) -> int:
-        """Elements of all heads of [B, S, H, D]."""
+        """The elements of a result row over all heads of [B, S, H, D]."""
         return self.q.shape[-2] * self.v.shape[-1]
 
     @property
     def quads(self) -> bool:
-        """Whether vectors are whole quads."""
+        """True if vectors consist of aligned quads."""
         return all(x.quads for x in self._places)
 
     def _form(self, target: Target) -> Form:
-        """Of a kernel that is not split, and is given nothing new."""
+        """Return the form of a kernel that is not split and takes no new keys."""
         (qs, _, vs, _), mask = self._places, self._mask
         return Form(
             self.q.dtype,
             self.k.dtype,
             self.v.dtype,
             self.y.dtype if self.quads else store_type(self.y.dtype, target),
-            Masked(mask.tensor.dtype, mask.instead, mask.hides) if mask else None,
+            Masked(mask.tensor.dtype, mask.replaces, mask.hides) if mask else None,
             qs.dim,
             vs.dim,
             self.quads,
@@ -340,22 +347,11 @@ class Attention(Work):
 
 
 def visible(queries: int, keys: int, causal: bool, start: int | None) -> tuple[int, int]:
-    """How many pairs of query and key count, and up to which key; `start` is the position now."""
+    """Return the number of visible pairs of query and key, and the end of the visible keys; `start` is the position."""
     first = 0 if start is None else largest(start, 0)
     if causal:
-        full = largest(smallest(queries, keys - first), 0)  # those that see one key more than the one before
-        return full * first + full * (full + 1) // 2 + (queries - full) * keys, smallest(first + queries, keys)
-    seen = keys if start is None else smallest(first + queries, keys)
-    return queries * seen, seen
-
-
-def takes_tiles(rows: int, value_dim: int, target: Target) -> bool:
-    """Whether this many rows of a key-value head are computed in tiles."""
-    fits = value_dim <= by_tiles.TILE_DIM and target.workgroup(128) == by_tiles.TILE_THREADS
-    return rows > FEW_ROWS and fits and not target.software
-
-
-def _leaves_idle(rows: int, keys: Sizes, target: Target) -> bool:
-    """Whether tiles would be so few, also with keys split, that a workgroup for a few rows each is faster."""
-    tiles = keys.batch * keys.heads * -(-rows // by_tiles.TILE_ROWS) * -(-keys.length // TILES_PART)
-    return 4 * tiles < target.device_class.units
+        triangle = largest(smallest(queries, keys - first), 0)  # queries that see one key more than the one before
+        pairs = triangle * first + triangle * (triangle + 1) // 2 + (queries - triangle) * keys
+        return pairs, smallest(first + queries, keys)
+    end = keys if start is None else smallest(first + queries, keys)
+    return queries * end, end

@@ -1,7 +1,7 @@
-"""Key-value caches [B, C, H, D] that are written in place from a position on, which the GPU reads.
+"""Key-value caches [B, C, H, D] that are written in place, from a position that the GPU reads.
 
-The host knows the position before a run, and refuses one from which the rows do not fit. The kernels stay within the
-cache on their own: a negative position counts as 0, and what would lie beyond the end is dropped.
+The host knows the position before a run, and refuses one at which the rows exceed the cache. Kernels stay within the
+cache for any position: a negative one counts as 0, and rows beyond the end are dropped.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from .registry import Bounded, Out, Steps, SymInt, op
 
 
 def check_cache(value: Tensor, cache: Tensor) -> None:
-    """Both are [B, positions, H, D], the value of no more positions."""
+    """Raise ShapeError unless both are [B, positions, H, D] and the value has at most as many positions."""
     same = value.rank == cache.rank == 4 and value.shape[0] == cache.shape[0] and value.shape[2:] == cache.shape[2:]
     if not same or value.shape[1] > cache.shape[1]:
         raise ShapeError(f"{list(value.shape)} does not fit a cache of {list(cache.shape)}; both are [B, S, H, D]")
 
 
-def fitting(value: Tensor, cache: Tensor, start: SymInt) -> list[Bounded]:
-    """The positions from which the value's rows lie in the cache."""
+def start_bounds(value: Tensor, cache: Tensor, start: SymInt) -> list[Bounded]:
+    """Return the bounds of the position from which the value's rows fit in the cache."""
     both = min(value.rank, cache.rank) > 1
     return [Bounded(start, 0, cache.shape[1] - value.shape[1] + 1)] if both else []
 
@@ -33,11 +33,11 @@ WRITE = ("update_cache.default", "llama.update_cache.default")
     mutates=["cache"],
     hollow=True,
     fits="value float",
-    indexes=lambda a: fitting(a["value"], a["cache"], a["start_pos"]),
+    indexes=lambda a: start_bounds(a["value"], a["cache"], a["start_pos"]),
     role="cache",
 )
 def update_cache(value: Tensor, cache: Tensor, start_pos: SymInt) -> Steps:
-    """value [B, S, H, D] into cache [B, C, H, D] at `start_pos`; the result is one element that means nothing."""
+    """Write a value [B, S, H, D] into a cache [B, C, H, D] at `start_pos`; the result is an undefined element."""
     check_cache(value, cache)
     yield Out((1,))
     yield Written((value,), (cache,), start_pos)

@@ -1,7 +1,7 @@
-"""Convolutions as products: windows of an image are rows, and the weights of an output channel are a column.
+"""Convolutions as products, whose rows are the windows of an image and whose columns are the weights of a channel.
 
-Where the work is a matrix product it becomes an ordinary one, of the weights (out channels, channels · taps) with the
-input or with its windows (channels · taps, positions); groups and batch count as matrices.
+Most become ordinary products of the weights (out channels, channels · taps) with the input, or with its windows
+(channels · taps, positions); groups and images are a batch of matrices.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from .registry import Dispatch, Scratch, Steps
 if TYPE_CHECKING:
     from .product import Product
 
-FEW = 64  # weights per tap and group for which a transposed convolution is not worth three dispatches
+FEW = 64  # weights per tap and group up to which a transposed convolution is not worth three dispatches
 NARROW = 16  # output channels of a group below which tiles of a product would be mostly idle
-FARTHEST = 1 << 24  # what a stride, a padding or a dilation may be: offsets have 32 bits
-LONGEST_LINE = 32  # taps along the innermost axis that are worth unrolling
+FARTHEST = 1 << 24  # maximum stride, padding and dilation: offsets have 32 bits
+LONGEST_LINE = 32  # maximum taps along the innermost axis that are worth unrolling
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
-    """The sizes along the spatial axes."""
+class ConvWindow:
+    """The sizes of a convolution along its spatial axes."""
 
     size: Shape
     kernel: Shape
@@ -45,12 +45,12 @@ class Window:
     def axes(self) -> range:
         return range(len(self.size))
 
-    def phases(self) -> Window:
-        """Of the ordinary convolution by which all phases of this transposed one are found."""
+    def phases(self) -> ConvWindow:
+        """Return the window of the stride-1 convolution that computes all phases of this transposed one."""
         kernel = tuple(-(-k // s) for k, s in zip(self.kernel, self.stride, strict=True))
         first = tuple(p // s for p, s in zip(self.padding, self.stride, strict=True))
         ends = ((o - 1 + p) // s for o, p, s in zip(self.out, self.padding, self.stride, strict=True))
-        return Window(
+        return ConvWindow(
             self.size,
             kernel,
             (1,) * len(kernel),
@@ -60,14 +60,14 @@ class Window:
         )
 
     def params(self, names: str, axes: Iterable[int] | None = None) -> dict[str, int]:
-        """The kernels' parameters of these names: i (size), o (out), k, s, p, d."""
+        """Return the kernels' parameters of these names: i (size), o (out), k, s, p, d."""
         values = {"i": self.size, "o": self.out, "k": self.kernel}
         values |= {"s": self.stride, "p": self.padding, "d": self.dilation}
         return {f"{n}{k}": values[n][k] for n in names for k in (self.axes if axes is None else axes)}
 
     @property
     def gather(self) -> Gather:
-        """How kernels find its elements, and the parameters `places` by which they do."""
+        """The WGSL that finds the elements of windows, which needs the parameters `places`."""
         return kernels.window(self.kernel)
 
     @property
@@ -76,11 +76,11 @@ class Window:
 
 
 def per_axis(name: str, values: list[int], rank: int, least: int) -> Shape:
-    """One number for each axis; a single one counts for all."""
-    found = tuple(values) * rank if len(values) == 1 else tuple(values)
-    if len(found) != rank or min(found) < least:
+    """Return one number per axis; a single value counts for all axes."""
+    numbers = tuple(values) * rank if len(values) == 1 else tuple(values)
+    if len(numbers) != rank or min(numbers) < least:
         raise ShapeError(f"{name} {values} does not fit {rank} dimensions")
-    return found
+    return numbers
 
 
 def window_of(
@@ -90,14 +90,14 @@ def window_of(
     padding: list[int],
     dilation: list[int],
     output_padding: list[int] | None = None,
-) -> Window:
-    """With an output padding the convolution is a transposed one."""
+) -> ConvWindow:
+    """Return the window of a convolution, which is transposed if it has an output padding."""
     rank = len(kernel)
     steps = per_axis("stride", stride, rank, 1)
     pads = per_axis("padding", padding, rank, 0)
     spread = per_axis("dilation", dilation, rank, 1)
     if max(*steps, *pads, *spread) > FARTHEST:
-        raise ShapeError(f"stride {stride}, padding {padding} and dilation {dilation} are {FARTHEST:,} at most")
+        raise ShapeError(f"stride {stride}, padding {padding} and dilation {dilation} exceed {FARTHEST:,}")
     reach = [d * (k - 1) + 1 for k, d in zip(kernel, spread, strict=True)]
     if output_padding is not None:
         more = per_axis("output_padding", output_padding, rank, 0)
@@ -106,33 +106,27 @@ def window_of(
         out = tuple((n + 2 * p - r) // s + 1 for n, s, p, r in zip(size, steps, pads, reach, strict=True))
     if min(*size, *kernel, *out) < 1:
         raise ShapeError(f"a kernel of {list(kernel)} does not fit an input of {list(size)} with padding {list(pads)}")
-    return Window(size, kernel, steps, pads, spread, out, output_padding is not None)
-
-
-def _numbers(p: Product) -> dict[str, float]:
-    """Those of what is done to each result."""
-    bounds = dict(zip(("low", "high"), p.clamp, strict=True)) if p.clamp else {}
-    return bounds | dict(p.finish.numbers if p.finish else {})
+    return ConvWindow(size, kernel, steps, pads, spread, out, output_padding is not None)
 
 
 def _storages(p: Product, target: Target, *, quads: bool = False) -> kernels.Storages:
     stored = p.y.dtype if quads else store_type(p.y.dtype, target)
-    bias, more = p.bias.dtype if p.bias else None, p.finish.kernel if p.finish else None
-    return kernels.Storages(p.a.dtype, p.b.dtype, bias, stored, p.clamp is not None, more)
+    bias, epilogue = p.bias.dtype if p.bias else None, p.epilogue.kernel if p.epilogue else None
+    return kernels.Storages(p.a.dtype, p.b.dtype, bias, stored, p.clamp is not None, epilogue)
 
 
 def _launch(p: Product, kernel: KernelSpec, count: int, params: Mapping[str, int]) -> Dispatch:
-    """One invocation for each of `count` pieces of the output."""
-    shared = {"count": count, "sets": p.sets or 1, "per_group": p.n, "depth": p.depth}
+    """Return a dispatch with an invocation for each of `count` pieces of the output."""
+    shared = {"count": count, "sets": p.matrix_count or 1, "per_group": p.n, "depth": p.depth}
     groups = -(-count // kernel.kernel.workgroup)
-    words = {**shared, **params, **_numbers(p)}
+    words = {**shared, **params, **p.epilogue_numbers}
     return Dispatch(kernel, [p.a, p.b, *p.added], [p.y], groups, words, flops=p.flops, label=p.label)
 
 
 def _quads(
     p: Product, kernel: KernelSpec, read: list[Tensor], write: Tensor, params: Mapping[str, int | float]
 ) -> Dispatch:
-    """One invocation for every four elements of the output."""
+    """Return a dispatch with an invocation for every four elements of the output."""
     groups = -(-write.numel // (4 * kernel.kernel.workgroup))
     return Dispatch(kernel, read, [write], groups, {"n": write.numel, **params}, label=p.label)
 
@@ -146,7 +140,7 @@ def transposed(p: Product, target: Target) -> Steps:
 
 
 def phases(p: Product, target: Target) -> Steps:
-    """An ordinary convolution to `stride` times as many channels along each axis, and its phases side by side."""
+    """Compute by an ordinary convolution with a channel for each phase, and interleave the phases."""
     w = p.windowed
     inner, count, channels = w.phases(), math.prod(w.stride), p.channels
     weight = yield Scratch((channels * count, p.depth, *inner.kernel), p.b.dtype)
@@ -160,17 +154,17 @@ def phases(p: Product, target: Target) -> Steps:
         yield ordinary
         return
     sums = yield Scratch((p.a.shape[0], channels * count, *inner.out), DType.F32)
-    yield replace(ordinary, y=sums, bias=None, clamp=None, finish=None)
+    yield replace(ordinary, y=sums, bias=None, clamp=None, epilogue=None)
     storages = replace(_storages(p, target, quads=True), x=DType.F32)
     kernel = kernels.interleave(storages, len(w.axes), target)
     params = {"channels": channels, "per_group": p.n, **w.params("osp")}
     params |= {f"q{k}": inner.out[k] for k in w.axes}
     params |= {f"first{k}": w.padding[k] // w.stride[k] for k in w.axes}
-    yield _quads(p, kernel, [sums, *p.added], p.y, {**params, **_numbers(p)})
+    yield _quads(p, kernel, [sums, *p.added], p.y, {**params, **p.epilogue_numbers})
 
 
 def has_phases(p: Product, target: Target) -> bool:
-    """Whether outputs a stride apart take the same taps, enough of them, and scratch for all phases can be bound."""
+    """Return True if outputs a stride apart take the same taps, enough of them, and the scratch can be bound."""
     w = p.window
     if w is None or not w.transposed:
         return False
@@ -179,15 +173,15 @@ def has_phases(p: Product, target: Target) -> bool:
     return apart and p.depth * p.n > FEW and nbytes <= target.max_binding_bytes
 
 
-def whole(p: Product, target: Target) -> Steps:
-    """The window is the whole image, so that each image is a row of a matrix."""
+def whole_image(p: Product, target: Target) -> Steps:
+    """Compute with each image as a row of a matrix, where the window is the whole image."""
     strides = (p.batch * p.n, p.n, 1)
-    yield replace(p, batch=1, m=p.batch, y_strides=strides, bias_strides=(0, 0, 1), sets=None, window=None)
+    yield replace(p, batch=1, m=p.batch, y_strides=strides, bias_strides=(0, 0, 1), matrix_count=None, window=None)
 
 
-def is_whole(p: Product, target: Target) -> bool:
+def is_whole_image(p: Product, target: Target) -> bool:
     w = p.window
-    return bool(w and p.transposed and p.sets == 1 and w.kernel == w.size and p.m == 1 and not any(w.padding))
+    return bool(w and p.transposed and p.matrix_count == 1 and w.kernel == w.size and p.m == 1 and not any(w.padding))
 
 
 def pointwise(p: Product, target: Target) -> Steps:
@@ -205,7 +199,7 @@ def direct(p: Product, target: Target) -> Steps:
     w = p.windowed
     *outer, last = w.axes
     y_quads = w.out[last] % 4 == 0
-    line = kernels.Line(w.kernel[last], w.stride[last], w.dilation[last], w.padding[last])
+    line = kernels.InnerWindow(w.kernel[last], w.stride[last], w.dilation[last], w.padding[last])
     storages = _storages(p, target, quads=y_quads)
     kernel = kernels.direct(storages, line, len(w.axes), w.size[last] % 4 == 0, y_quads, target)
     blocks = -(-w.out[last] // 4)
@@ -215,9 +209,9 @@ def direct(p: Product, target: Target) -> Steps:
 
 def is_narrow(p: Product, target: Target) -> bool:
     w = p.window
-    return bool(w and p.transposed and p.sets != 1 and p.n < NARROW and w.kernel[-1] <= LONGEST_LINE)
+    return bool(w and p.transposed and p.matrix_count != 1 and p.n < NARROW and w.kernel[-1] <= LONGEST_LINE)
 
 
 def gathered(p: Product, target: Target) -> Steps:
-    """Through the matrix of windows, which is never stored."""
+    """Compute with the matrix of windows, which is never stored."""
     yield p.swapped()

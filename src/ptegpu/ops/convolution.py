@@ -32,24 +32,24 @@ def _convolve(
     if not 3 <= weight.rank <= 5 or x.rank != weight.rank:
         raise ShapeError(f"a weight of {list(weight.shape)} cannot be applied to {list(x.shape)}")
     first, second = weight.shape[:2]
-    given, made = (first, second * groups) if transposed else (second * groups, first)
-    if groups < 1 or not given or not made or x.shape[1] != given or first % groups:
+    in_channels, out_channels = (first, second * groups) if transposed else (second * groups, first)
+    if groups < 1 or not in_channels or not out_channels or x.shape[1] != in_channels or first % groups:
         text = f"a weight of {list(weight.shape)} in {groups} groups cannot be applied to {list(x.shape)}"
         raise ShapeError(f"{text}, transposed" if transposed else text)
-    if bias is not None and bias.shape != (made,):
-        raise ShapeError(f"a bias of {list(bias.shape)} does not fit {made} output channels")
+    if bias is not None and bias.shape != (out_channels,):
+        raise ShapeError(f"a bias of {list(bias.shape)} does not fit {out_channels} output channels")
     per_axis("output_padding", output_padding, weight.rank - 2, 0)
-    more = output_padding if transposed else None
-    window = window_of(x.shape[2:], weight.shape[2:], stride, padding, dilation, more)
-    out = yield Out((x.shape[0], made, *window.out), x.dtype)
-    yield convolved(x, weight, window, groups, made, out, bias=bias, clamp=clamp)
+    extra = output_padding if transposed else None
+    window = window_of(x.shape[2:], weight.shape[2:], stride, padding, dilation, extra)
+    out = yield Out((x.shape[0], out_channels, *window.out), x.dtype)
+    yield convolved(x, weight, window, groups, out_channels, out, bias=bias, clamp=clamp)
 
 
 def _rescaled(a: Mapping[str, Any], factor: np.ndarray, added: np.ndarray) -> tuple[Arg, ...] | None:
-    """The arguments of a convolution whose output channels are multiplied with factors, and added to."""
+    """Return the arguments of a convolution that multiplies its output channels by factors and adds to them."""
     weight, bias, groups = a["weight"], a["bias"], a["groups"]
-    made = weight.shape[1] * groups if a["transposed"] else weight.shape[0]
-    if factor.shape != (made,) or (bias and bias.shape != (made,)):
+    channels = weight.shape[1] * groups if a["transposed"] else weight.shape[0]
+    if factor.shape != (channels,) or (bias and bias.shape != (channels,)):
         return None
     if any(t.kind != "constant" or t.dtype is not DType.F32 for t in (weight, bias) if t):
         return None
@@ -62,16 +62,11 @@ def _rescaled(a: Mapping[str, Any], factor: np.ndarray, added: np.ndarray) -> tu
     with np.errstate(all="ignore"):
         scaled = (shaped * by).astype(np.float32).reshape(weight.shape)
         shifted = (added if bias is None else added + bias.data * factor).astype(np.float32)
-    return tuple(
-        replace(weight, name=f"{weight.name} scaled", data=scaled)
-        if name == "weight"
-        else Tensor(f"{weight.name} shift", DType.F32, shifted.shape, "constant", shifted)
-        if name == "bias"
-        else tuple(value)
-        if isinstance(value, list)
-        else value
-        for name, value in a.items()
-    )
+    changed = {
+        "weight": replace(weight, name=f"{weight.name} scaled", data=scaled),
+        "bias": Tensor(f"{weight.name} shift", DType.F32, shifted.shape, "constant", shifted),
+    }
+    return tuple(tuple(value) if isinstance(value, list) else value for value in {**a, **changed}.values())
 
 
 @op("aten.convolution.default", fits="x float", role="product", rescaled=_rescaled)
@@ -86,7 +81,7 @@ def convolution(
     output_padding: list[int],
     groups: int,
 ) -> Steps:
-    """x (batch, channels, …) by weight (out channels, channels / groups, …).
+    """Convolve x (batch, channels, …) with a weight (out channels, channels / groups, …).
 
     Unlike PyTorch, which returns a tensor without channels, it refuses an input or a weight without channels: no known
     exporter writes one.
@@ -109,7 +104,7 @@ def conv_with_clamp(
     output_min: float | None = None,
     output_max: float | None = None,
 ) -> Steps:
-    """A convolution whose result is kept within bounds; relu has no upper one.
+    """Convolve and clamp the result; relu has no upper bound.
 
     Unlike PyTorch, which returns a tensor without channels, it refuses an input or a weight without channels: no known
     exporter writes one.

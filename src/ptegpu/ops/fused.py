@@ -1,7 +1,7 @@
-"""Nodes that were made of several, which they have as data: a class for each kind of fusion. Passes choose the members.
+"""Fused nodes, with a class for each kind of fusion. Passes choose the members, which the node keeps as data.
 
-The rule of such a node runs the rules of its members, so it is right at every live size: members that cannot be
-computed together are computed one after the other.
+The rule of a fused node runs the rules of its members, so it is right at every live size: members that cannot be fused
+at the current sizes are computed one after the other.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import ClassVar
 from ..dtypes import DType
 from ..graph.graph import Arg, Node, Shape, Tensor
 from ..graph.schema import Role
-from ..kernels.matmul import Finish
+from ..kernels.matmul import Epilogue
 from ..plan.target import Target
 from .attention_record import Attention, Rotary, Written
 from .moves import Row
 from .nodes import Launches, apart, formula, launched, leaves, result, tensors
-from .norm import Norm
+from .norm import RmsNorm
 from .pointwise import NAMES, pointwise
-from .product import Finishing, Product
+from .product import BoundEpilogue, Product
 from .registry import Dispatch, OpDef, Out, Parameter, Scratch, Steps, is_one
 from .walks import Walk, start, strides_of, through
 
@@ -29,7 +29,7 @@ Scalars = dict[str, int | float]
 
 @dataclass(frozen=True, eq=False)
 class Fused:
-    """The rule of a node that computes what its members do. Each kind of fusion is a subclass."""
+    """The rule of a fused node. Each kind of fusion is a subclass."""
 
     members: tuple[Node, ...]
 
@@ -41,19 +41,18 @@ class Fused:
 
     @property
     def label(self) -> str:
-        """What messages and profiles call the node."""
+        """The name of the node in messages and profiles."""
         return ", ".join(n.name for n in self.members)
 
     @property
     def results(self) -> tuple[Tensor, ...]:
-        """The results of the members that are the node's too: all but those that a view stands for."""
+        """The results of the node: those of its members, except for tensors that a member views."""
         viewed = {n.args[0] for n in self.members if n.op.view is not None}
         return tuple(o for n in self.members for o in tensors(n) if o not in viewed)
 
     def node(self) -> Node:
-        """Return the node of this rule."""
-        made = {o for n in self.members for o in n.outs}
-        values = dict.fromkeys(v for n in self.members for v in n.values() if v not in made)
+        inner = {o for n in self.members for o in n.outs}
+        values = dict.fromkeys(v for n in self.members for v in n.values() if v not in inner)
         op = OpDef(
             self.name,
             tuple(Parameter(f"x{k}") for k in range(len(values))),
@@ -69,8 +68,8 @@ class Fused:
         place = dict(zip(self.results, outs, strict=True))
         inner = {v for n in self.members for v in n.values()}
         own = [[place.get(o, o) for o in tensors(n)] for n in self.members]
-        for node, made in zip(self.members, own, strict=True):
-            for o, out, shape in zip(tensors(node), made, node.op.infer(node.args, made), strict=True):
+        for node, outputs in zip(self.members, own, strict=True):
+            for o, out, shape in zip(tensors(node), outputs, node.op.infer(node.args, outputs), strict=True):
                 if o in inner:  # another member reads it
                     out.shape = shape
                 if o in place:
@@ -80,16 +79,16 @@ class Fused:
     def computed(self, own: list[list[Tensor]], target: Target) -> Steps:
         """Compute the node; `own` are the tensors for the results of each member."""
         launches: list[Launches] = []
-        for node, made in zip(self.members, own, strict=True):
-            if node.op.view is not None:  # what it stands for is made there
-                launches[-1] = [replace(w, y=made[0]) for w in launches[-1]]  # type: ignore[type-var]
+        for node, outputs in zip(self.members, own, strict=True):
+            if node.op.view is not None:  # the work before it writes the view directly
+                launches[-1] = [replace(w, y=outputs[0]) for w in launches[-1]]  # type: ignore[type-var]
             else:
-                steps = yield from launched(node, made, target)
+                steps = yield from launched(node, outputs, target)
                 launches.append([replace(s, label=s.label or node.name) for s in steps])  # type: ignore[type-var]
-        yield from self.together(launches)
+        yield from self.joined(launches)
 
-    def together(self, launches: list[Launches]) -> Steps:
-        """Compute what the members, each with its own launches, do together; what cannot be, one after the other."""
+    def joined(self, launches: list[Launches]) -> Steps:
+        """Join the members' launches where possible; hand on the others in order."""
         yield from (step for steps in launches for step in steps)
 
 
@@ -98,8 +97,8 @@ def _short(node: Node) -> str:
     return name.removeprefix("fused(").removesuffix(")") if node.members else name.split(".")[-2]
 
 
-class _Only(Fused):
-    """A rule whose only result is that of the last member; what the others hand on is nobody else's."""
+class _SingleResult(Fused):
+    """A rule whose only result is that of the last member; no other node reads the results in between."""
 
     @property
     def label(self) -> str:
@@ -110,17 +109,17 @@ class _Only(Fused):
         return (result(self.members[-1]),)
 
 
-class Chain(_Only):
-    """A chain of elementwise operators: one kernel computes their formulas one after the other, in f32."""
+class Chain(_SingleResult):
+    """A chain of elementwise operators, whose formulas one kernel computes in order, in f32."""
 
     role = ""
 
     def computed(self, own: list[list[Tensor]], target: Target) -> Steps:
-        yield _Text.of(self.members, leaves(self.members), target).alone(own[-1][0], target)
+        yield _ChainText.of(self.members, leaves(self.members), target).dispatch(own[-1][0], target)
 
 
-class FinishedProduct(_Only):
-    """A product with a chain behind it, maybe of a view of its result: it computes the chain before it stores."""
+class FinishedProduct(_SingleResult):
+    """A product with the elementwise chain that reads it, perhaps through a view, as its epilogue."""
 
     @property
     def label(self) -> str:
@@ -128,41 +127,41 @@ class FinishedProduct(_Only):
 
     def computed(self, own: list[list[Tensor]], target: Target) -> Steps:
         (product, *chain), out = self.members, own[-1][0]
-        made = result(product)
+        read = result(product)
         if chain[0].op.view is not None:
-            made, chain = result(chain[0]), chain[1:]
-        others = [t for t in leaves(chain) if t is not made]
-        text = _Text.of(chain, [made, *others], target)
+            read, chain = result(chain[0]), chain[1:]
+        others = [t for t in leaves(chain) if t is not read]
+        text = _ChainText.of(chain, [read, *others], target)
         repeated = tuple(k for k, t in enumerate(others) if t.max_shape != result(chain[-1]).max_shape)
-        same = made.shape == out.shape and all(
+        same = read.shape == out.shape and all(
             repeats(t.shape, out.shape) if k in repeated else t.shape == out.shape for k, t in enumerate(others)
         )
-        if not same:  # sizes of one that a dynamic dimension has only now
-            plain = yield Scratch(made.shape, made.dtype)
+        if not same:  # a dynamic dimension is 1 in this call, so operands broadcast
+            plain = yield Scratch(read.shape, read.dtype)
             yield from product.op.steps_into(product.args, [plain], target, whole=True)
-            yield replace(text, operands=(plain, *others)).alone(out, target)
+            yield replace(text, operands=(plain, *others)).dispatch(out, target)
             return
-        finish = text.finish(repeated)
+        epilogue = text.epilogue(repeated)
         for step in (yield from launched(product, [out], target)):
-            yield replace(step, finish=finish) if isinstance(step, Product) else step
+            yield replace(step, epilogue=epilogue) if isinstance(step, Product) else step
 
 
-class UnmovedProduct(_Only):
-    """A product whose matrix the other members only move: it reads the matrix where it was before."""
+class UnmovedProduct(_SingleResult):
+    """A product and the nodes that only move its matrix, which it reads from the original place."""
 
     def computed(self, own: list[list[Tensor]], target: Target) -> Steps:
         (*moves, node), out = self.members, own[-1][0]
         match (yield from launched(node, [out], target)):
-            case [Product() as p] if (unmoved_ := unmoved(p, moves)) is not None:
-                yield unmoved_
+            case [Product() as p] if (direct := unmoved(p, moves)) is not None:
+                yield direct
             case _:
                 yield from apart(self.members, result(node), out, target)
 
 
 class SiblingProducts(Fused):
-    """Products of the same rows: those that are all of their member are computed together, the others after them."""
+    """Products of the same rows. Members with further steps are computed after the others."""
 
-    def together(self, launches: list[Launches]) -> Steps:
+    def joined(self, launches: list[Launches]) -> Steps:
         products, others = [], []
         for steps in launches:
             match steps:
@@ -176,57 +175,57 @@ class SiblingProducts(Fused):
 
 
 class NormedProduct(Fused):
-    """A norm, perhaps of rows taken out of a larger tensor, and the product that alone reads it and takes it in."""
+    """A norm, perhaps of rows taken out of a larger tensor, and the product that is its only reader and computes it."""
 
-    def together(self, launches: list[Launches]) -> Steps:
+    def joined(self, launches: list[Launches]) -> Steps:
         match launches:
             case [[Row() as row], *rest] if row.first is None:
                 yield row
-                yield from self.together(rest)
-            case [[Row() as row], [Norm() as norm], [Product() as p]]:
+                yield from self.joined(rest)
+            case [[Row() as row], [RmsNorm() as norm], [Product() as p]]:
                 yield replace(p, norm=replace(norm, row=row))
-            case [[Norm() as norm], [Product() as p]]:
+            case [[RmsNorm() as norm], [Product() as p]]:
                 yield replace(p, norm=norm)
             case _:
-                yield from Fused.together(self, launches)
+                yield from super().joined(launches)
 
 
 class DecodedAttention(Fused):
-    """Attention and the rotary embedding and cache writes before it, which it takes in."""
+    """Attention with the rotary embedding and the cache writes before it, which its kernel may compute."""
 
     role = "attention"
 
-    def together(self, launches: list[Launches]) -> Steps:
+    def joined(self, launches: list[Launches]) -> Steps:
         match [step for steps in launches for step in steps]:
             case [*before, Attention() as a] if all(isinstance(w, Rotary | Written) for w in before):
                 writes = {w.caches[0]: w.values[0] for w in before if isinstance(w, Written)}
                 new = (writes[a.k], writes[a.v]) if writes else a.new
                 yield replace(a, new=new, rotary=next((w for w in before if isinstance(w, Rotary)), None))
             case _:
-                yield from Fused.together(self, launches)
+                yield from super().joined(launches)
 
 
 class AttentionProduct(Fused):
-    """Attention and the product that alone reads its result, perhaps through views: the product takes it in."""
+    """Attention and the product that is its only reader, perhaps through views; the product may merge its parts."""
 
     role = ""
 
-    def together(self, launches: list[Launches]) -> Steps:
+    def joined(self, launches: list[Launches]) -> Steps:
         match launches:
             case [[Attention() as a], [Product() as p]]:
                 yield replace(p, attention=a)
             case _:
-                yield from Fused.together(self, launches)
+                yield from super().joined(launches)
 
 
-def repeats(t: Shape, whole: Shape) -> bool:
-    """Return True if a tensor has the last dimensions of another, so that it is read again and again."""
+def repeats(t: Shape, out: Shape) -> bool:
+    """Return True if `t` has the last dimensions of `out`, so that broadcasting repeats it."""
     rank = next((len(t) - k for k, n in enumerate(t) if not is_one(n)), 0)
-    return rank <= len(whole) and t[len(t) - rank :] == whole[len(whole) - rank :]
+    return rank <= len(out) and t[len(t) - rank :] == out[len(out) - rank :]
 
 
 def unmoved(p: Product, moves: Sequence[Node]) -> Product | None:
-    """Return the product with its matrix where that was before the moves; None if no kernel can read that."""
+    """Return the product with its matrix as it was before the moves; None if no kernel can read that."""
     source = moves[0].args[0]
     assert isinstance(source, Tensor)
     walk: Walk | None = start(source)
@@ -247,15 +246,15 @@ def unmoved(p: Product, moves: Sequence[Node]) -> Product | None:
         return None
     if any(a.stride != 0 for a in atoms):
         return p if len(atoms) == 1 and atoms[0].stride == p.k * p.n else None
-    if p.bias or p.sets:
+    if p.bias or p.matrix_count:
         return p if p.batch == 1 else None
-    m = p.batch * p.m  # one matrix for all, so that all rows are rows of one product
+    m = p.batch * p.m  # one matrix serves all rows, so this is a single product
     return replace(p, batch=1, m=m, y_strides=(m * p.n, p.n, 1))
 
 
 @dataclass(frozen=True, slots=True)
-class _Text:
-    """A chain as statements over the letters of its operands, the functions that they call, and their numbers."""
+class _ChainText:
+    """An elementwise chain as WGSL statements over the names of its operands, with their functions and numbers."""
 
     operands: tuple[Tensor, ...]
     body: str
@@ -263,7 +262,7 @@ class _Text:
     scalars: Scalars
 
     @classmethod
-    def of(cls, chain: Sequence[Node], operands: Sequence[Tensor], target: Target) -> _Text:
+    def of(cls, chain: Sequence[Node], operands: Sequence[Tensor], target: Target) -> _ChainText:
         values: dict[Tensor, str] = dict(zip(operands, NAMES, strict=False))
         scalars: Scalars = {}
         helpers, body = [], []
@@ -280,17 +279,17 @@ class _Text:
             values[result(node)] = f"t{k}"
         return cls(tuple(operands), " ".join([*body, f"return t{len(chain) - 1};"]), "\n".join(helpers), scalars)
 
-    def alone(self, out: Tensor, target: Target) -> Dispatch:
-        """Return the kernel that computes nothing else."""
+    def dispatch(self, out: Tensor, target: Target) -> Dispatch:
+        """Return a dispatch that computes only the chain."""
         f32, helpers = DType.F32, self.helpers
         return pointwise(
             "fused", self.body, self.operands, out, target, scalars=self.scalars, compute=f32, helpers=helpers
         )
 
-    def finish(self, repeated: tuple[int, ...]) -> Finishing:
-        """Return what a product computes before it stores: its result is the first operand."""
+    def epilogue(self, repeated: tuple[int, ...]) -> BoundEpilogue:
+        """Return the epilogue of the product whose result is the first operand."""
         others = self.operands[1:]
         names = ["i: u32", *(f"{n}: f32" for n in (*NAMES[: len(self.operands)], *self.scalars))]
         wgsl = f"{self.helpers}\nfn apply({', '.join(names)}) -> f32 {{ {self.body} }}"
-        kernel = Finish(wgsl, tuple(t.dtype for t in others), tuple(self.scalars), repeated)
-        return Finishing(kernel, others, self.scalars | {f"e{k}_size": others[k].numel for k in repeated})
+        kernel = Epilogue(wgsl, tuple(t.dtype for t in others), tuple(self.scalars), repeated)
+        return BoundEpilogue(kernel, others, self.scalars | {f"e{k}_size": others[k].numel for k in repeated})

@@ -1,6 +1,6 @@
-"""Products of int8 rows with packed weights: few rows by lanes along K, more by tiles; channel by channel, one by one.
+"""Products of int8 rows with packed weights, whose integer sums are exact.
 
-The sums are integers, so they are exact.
+Few rows are computed by lanes along K, more rows by tiles, and depthwise convolutions element by element.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ..kernels import linear_q8 as kernels
 from ..kernels import q8ta_conv
 from ..kernels.gemm import Tile
 from ..kernels.gemv import Gemv
-from ..kernels.linear_q8 import Form
+from ..kernels.linear_q8 import Int8Form
 from ..kernels.packing import WHOLE
 from ..kernels.wgsl import KernelSpec, store_type
 from ..plan.target import Target
@@ -27,16 +27,16 @@ if TYPE_CHECKING:
     from .product import Product
 
 MAX_ROWS = 4
-WAY = Gemv(rows=4, lanes=32, slots=4)
+GEMV = Gemv(rows=4, lanes=32, slots=4)
 
 
-def _dtype(given: Tensor | float) -> DType | None:
-    """Of one number for each row; None if all have the same."""
-    return given.dtype if isinstance(given, Tensor) else None
+def _dtype(parameter: Tensor | float) -> DType | None:
+    """Return the dtype of a parameter that each row has its own of; None if one number is for all rows."""
+    return parameter.dtype if isinstance(parameter, Tensor) else None
 
 
 def quantised(p: Product, target: Target) -> Generator[Step, Any, Product]:
-    """Steps that pack the rows of p into words as its weight needs them, unless they are; they return what is left."""
+    """Quantise the rows of p and pack them into words in the order of its weight; return the product of those rows."""
     assert p.packed and p.int8
     x, scale, zero, bits = p.a, p.int8.scale, p.int8.zero, p.packed.bits
     if x.dtype is DType.I8 and bits == 8 and p.k % 4 == 0:
@@ -54,15 +54,17 @@ def quantised(p: Product, target: Target) -> Generator[Step, Any, Product]:
 
 
 def _words(p: Product) -> int:
-    """Of a row of x."""
     return ceil(p.k, 4) if p.window else p.a.shape[-1] // 4
 
 
-def _form(p: Product, target: Target) -> Form:
-    """Rows are stored four columns at a time, those of windows a column four rows at a time."""
+def _form(p: Product, target: Target) -> Int8Form:
+    """Return the form of the kernel, which stores four columns at a time, or four rows of a column for windows."""
     assert p.packed and p.int8
-    quads = p.m % 4 == 0 if p.window else p.y_strides[1] % 4 == 0 and p.y_first % 4 == 0
-    return Form(
+    quads = p.m % 4 == 0 if p.window else p.y_strides[1] % 4 == 0 and p.y_offset % 4 == 0
+    gather = None
+    if w := p.window:  # a transposed convolution has its scales along the channels of one group
+        gather = q8ta_conv.window(w.transposed, p.depth % 4 == 0, w.transposed and p.matrix_count != 1)
+    return Int8Form(
         p.packed.bits,
         p.packing.run,
         p.b.dtype,
@@ -74,30 +76,29 @@ def _form(p: Product, target: Target) -> Form:
         _dtype(p.int8.zero),
         quads,
         p.packing.aligned,
-        # A transposed convolution has its scales along the channels of one group.
-        q8ta_conv.window(w.transposed, p.depth % 4 == 0, w.transposed and p.sets != 1) if (w := p.window) else None,
+        gather,
     )
 
 
 def _numbers(p: Product) -> dict[str, int | float]:
-    """The parameters of quantisation that are the same for all rows."""
+    """Return the quantisation parameters that all rows share."""
     assert p.int8
     x = p.int8
-    given = {"x_scale": x.scale, "x_zero": x.zero}
+    numbers = {"x_scale": x.scale, "x_zero": x.zero}
     if not p.y.dtype.is_float:
-        given |= {"y_inverse": 1.0 / x.out_scale, "y_zero": float(x.out_zero)}
-    return {name: number for name, number in given.items() if not isinstance(number, Tensor)}
+        numbers |= {"y_inverse": 1.0 / x.out_scale, "y_zero": float(x.out_zero)}
+    return {name: number for name, number in numbers.items() if not isinstance(number, Tensor)}
 
 
 def _dispatch(p: Product, kernel: KernelSpec, groups: int, *, sums: bool, **extra: int) -> Dispatch:
     assert p.packed and p.int8
-    given = (p.int8.sums if sums else None, p.bias, p.int8.scale, p.int8.zero)
-    reads = [p.a, *p.matrix, *(t for t in given if isinstance(t, Tensor))]
+    optional = (p.int8.sums if sums else None, p.bias, p.int8.scale, p.int8.zero)
+    reads = [p.a, *p.matrix, *(t for t in optional if isinstance(t, Tensor))]
     params: dict[str, int | float] = {"m": p.m, "n": p.n, "x_words": _words(p), **p.scaling, **_numbers(p)}
     params["first"] = params.pop("scale_first")
-    params |= {"scale_groups": ceil(p.k, p.packed.group), "y_row": p.y_strides[1], "y_first": p.y_first}
+    params |= {"scale_groups": ceil(p.k, p.packed.group), "y_row": p.y_strides[1], "y_first": p.y_offset}
     if p.window:
-        params |= {"sets": p.sets or 1, "depth": p.depth, **p.window.params("iokspd")}
+        params |= {"sets": p.matrix_count or 1, "depth": p.depth, **p.window.params("iokspd")}
     return Dispatch(kernel, reads, [p.y], groups, {**params, **extra}, flops=p.flops, label=p.label)
 
 
@@ -107,12 +108,12 @@ def gemv(p: Product, target: Target) -> Steps:
     def blocks(words: int) -> int:
         return ceil(p.k, words * form.elements)
 
-    how = fitted(WAY, blocks, p.b.shape[1], target)
-    while p.a.shape[-1] % (how.words * form.elements):  # words of x are loaded together too
-        how = replace(how, words=how.words // 2)
-    kernel = kernels.gemv(form, how, kernel_rows(p.m), target)
-    groups = ceil(p.n, how.rows * how.slots)
-    yield _dispatch(p, kernel, groups, sums=form.bits == 8, row_blocks=blocks(how.words))
+    gemv = fitted(GEMV, blocks, p.b.shape[1], target)
+    while p.a.shape[-1] % (gemv.words * form.elements):  # the words of x are loaded together as well
+        gemv = replace(gemv, words=gemv.words // 2)
+    kernel = kernels.gemv(form, gemv, kernel_rows(p.m), target)
+    groups = ceil(p.n, gemv.rows * gemv.slots)
+    yield _dispatch(p, kernel, groups, sums=form.bits == 8, row_blocks=blocks(gemv.words))
 
 
 def gemm(tile: Tile) -> Callable[[Product, Target], Steps]:

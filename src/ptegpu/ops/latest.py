@@ -1,6 +1,6 @@
-"""The latest token of each sequence stays on the GPU: a run reads what the one before chose, and nobody waits for it.
+"""The latest token of each sequence, kept on the GPU so that a run reads the previous run's choice without a readback.
 
-These operators are ptegpu's own: no exporter writes them; `ptegpu.models.text` puts them around a decoder for many
+These operators are ptegpu's own. No exporter writes them; `ptegpu.models.text` puts them around a decoder for many
 sequences.
 """
 
@@ -15,25 +15,25 @@ from .registry import Dispatch, Out, Steps, op
 FILL, KEEP = "ptegpu.latest.default", "ptegpu.keep_latest.default"
 
 
-@op(FILL, elements=("tokens", "held"), fits="tokens int32[_, _], rows [_, 2], held [_]")
-def latest(tokens: Tensor, rows: Tensor, held: Tensor, *, target: Target) -> Steps:
-    """tokens [1, S], of which one below 0 is the latest of its sequence; rows int32 [S, 2]; held int32 [sequences]."""
-    if rows.shape[0] != tokens.numel or not held.numel:
-        raise ShapeError(f"{tokens!r}, {rows!r} and {held!r} are no tokens, rows and latest tokens of sequences")
+@op(FILL, elements=("tokens", "newest"), fits="tokens int32[_, _], rows [_, 2], newest [_]")
+def latest(tokens: Tensor, rows: Tensor, newest: Tensor, *, target: Target) -> Steps:
+    """Replace tokens below 0 in [1, S] by the latest token, in int32 [sequences], of their row's sequence."""
+    if rows.shape[0] != tokens.numel or not newest.numel:
+        raise ShapeError(f"tokens {tokens!r}, rows {rows!r} and latest tokens {newest!r} do not match")
     y = yield Out(tokens.shape)
     kernel = kernels.fill(tokens.dtype, target)
     groups = -(-tokens.numel // kernel.kernel.workgroup)
-    params = {"rows": tokens.numel, "sequences": held.numel}
+    params = {"rows": tokens.numel, "sequences": newest.numel}
     if tokens.numel:
-        yield Dispatch(kernel, [tokens, rows, held], [y], groups, params)
+        yield Dispatch(kernel, [tokens, rows, newest], [y], groups, params)
 
 
-@op(KEEP, mutates=["held"], hollow=True, fits="tokens int32[w], rows int32[_, 2], wanted [w], held [_]")
-def keep_latest(tokens: Tensor, rows: Tensor, wanted: Tensor, held: Tensor, *, target: Target) -> Steps:
-    """tokens int32 [W] after the rows `wanted` [W] become the latest; the result is one element that means nothing."""
+@op(KEEP, mutates=["newest"], hollow=True, fits="tokens int32[w], rows int32[_, 2], chosen [w], newest [_]")
+def keep_latest(tokens: Tensor, rows: Tensor, chosen: Tensor, newest: Tensor, *, target: Target) -> Steps:
+    """Keep tokens int32 [W] as the latest of the sequences of rows `chosen` [W]; the result is an undefined element."""
     yield Out((1,))
     kernel = kernels.keep(target)
     groups = -(-tokens.numel // kernel.kernel.workgroup)
-    params = {"count": tokens.numel, "rows": rows.shape[0], "sequences": held.numel}
+    params = {"count": tokens.numel, "rows": rows.shape[0], "sequences": newest.numel}
     if tokens.numel:
-        yield Dispatch(kernel, [tokens, rows, wanted], [held], groups, params)
+        yield Dispatch(kernel, [tokens, rows, chosen], [newest], groups, params)

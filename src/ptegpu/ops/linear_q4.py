@@ -1,4 +1,4 @@
-"""Linear layers whose weights are packed integers of 4 or 8 bits: dequantised on the way into a product in floats."""
+"""Linear layers of float rows with packed 4-bit or 8-bit weights, which kernels dequantise as they load them."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from ..graph.graph import Tensor
 from .product import Packed, Product
 from .registry import Out, Steps, op
 
+LINEAR = {"role": "product", "by_row": "product"}
+
 
 def check(x: Tensor, weight: Tensor, packed: Packed, bias: Tensor | None) -> None:
-    """ShapeError unless x (…, K), the weight's N rows, its scales and the bias belong together."""
+    """Raise ShapeError unless the shapes of x (…, K), the weight with N rows, its scales and the bias match."""
     scales, group = packed.scales, packed.group
     if not x.rank:
         raise ShapeError("x must have at least one dimension")
@@ -27,7 +29,7 @@ def check(x: Tensor, weight: Tensor, packed: Packed, bias: Tensor | None) -> Non
 
 
 def product(x: Tensor, weight: Tensor, packed: Packed, bias: Tensor | None, out: Tensor) -> Product:
-    """x (…, K) · weightᵀ + bias."""
+    """Return the product x (…, K) · weightᵀ + bias."""
     m, n = math.prod(x.shape[:-1]), weight.shape[0]
     return Product(x, weight, True, 1, m, n, x.shape[-1], out, (m * n, n, 1), 0, bias, (0, 0, 1), packed=packed)
 
@@ -38,42 +40,27 @@ def linear(x: Tensor, weight: Tensor, packed: Packed, bias: Tensor | None = None
     yield product(x, weight, packed, bias, out)
 
 
-@op(
-    "et_vk.linear_q4gsw.default",
-    splits=("weights",),
-    fits="x float, weights int8|uint8",
-    role="product",
-    by_row="product",
-)
+@op("et_vk.linear_q4gsw.default", splits=("weights",), fits="x float, weights int8|uint8", **LINEAR)
 def linear_q4gsw(
     x: Tensor, weights: Tensor, weight_scales: Tensor, group_size: int, bias: Tensor | None = None
 ) -> Steps:
-    """weights (N, K / 2), even elements in the low half, offset by 8; scales (K / group, N). All may be padded."""
+    """Multiply by weights (N, K / 2) with scales (K / group, N), all perhaps padded.
+
+    Elements are offset by 8, even ones in the low half of a byte.
+    """
     yield from linear(x, weights, Packed(weight_scales, 4, group_size), bias)
 
 
-@op(
-    "et_vk.linear_qcs4w.default",
-    splits=("weight",),
-    fits="x float, weight int8|uint8",
-    role="product",
-    by_row="product",
-)
+@op("et_vk.linear_qcs4w.default", splits=("weight",), fits="x float, weight int8|uint8", **LINEAR)
 def linear_qcs4w(x: Tensor, weight: Tensor, scales: Tensor) -> Steps:
-    """weight (N, K / 2), even elements in the high half, offset by 8; scales (N).
+    """Multiply by a weight (N, K / 2) with scales (N). Elements are offset by 8, even ones in the high half of a byte.
 
     Unlike ExecuTorch's reference, which forgets to, it subtracts the offset that the packing adds.
     """
     yield from linear(x, weight, Packed(scales, 4, max(1, 2 * weight.shape[-1]), high_first=True))
 
 
-@op(
-    "aten._weight_int8pack_mm.default",
-    splits=("weight",),
-    fits="x float, weight int8",
-    role="product",
-    by_row="product",
-)
+@op("aten._weight_int8pack_mm.default", splits=("weight",), fits="x float, weight int8", **LINEAR)
 def weight_int8pack_mm(x: Tensor, weight: Tensor, scales: Tensor) -> Steps:
-    """weight (N, K), int8; scales (N)."""
+    """Multiply by an int8 weight (N, K) with scales (N)."""
     yield from linear(x, weight, Packed(scales, 8, max(1, weight.shape[-1])))

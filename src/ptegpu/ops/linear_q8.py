@@ -1,4 +1,4 @@
-"""Linear layers on int8 activations: with weights of 4 bits and parameters per row, or of 8 bits and given ones."""
+"""Linear layers of int8 rows, with 4-bit weights and parameters per row, or 8-bit weights and constant parameters."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def linear_dq8ca_q4gsw(
     *,
     target: Target,
 ) -> Steps:
-    """x (…, K) is quantised to int8 with a scale and a zero point per row; weights as those of `linear_q4gsw`.
+    """Quantise x (…, K) to int8 with a scale and a zero point per row; multiply by weights as in `linear_q4gsw`.
 
     Unlike ExecuTorch's reference, which does not, it quantises x, as the pattern that the operator replaces does.
     """
@@ -76,7 +76,7 @@ def linear_dq8ca_q4gsw(
 
 
 def linear_q8(x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None, int8: Int8) -> Steps:
-    """A linear layer with weights of 8 bits and the same parameters for all of x, which is quantised first if float."""
+    """Multiply by an 8-bit weight. All rows of x share their parameters; float rows are quantised first."""
     packed = Packed(scales, 8, max(1, weight.shape[-1]))
     linear_q4.check(x, weight, packed, bias)
     check_sums(int8.sums, weight.shape[0], 1)
@@ -99,7 +99,7 @@ def linear_q8ta_q8csw(
     weight_scales: Tensor,
     bias: Tensor | None = None,
 ) -> Steps:
-    """weights (N, K), int8; scales, sums and bias (N), maybe padded. The result is float.
+    """Multiply by int8 weights (N, K), with scales, sums and bias (N), perhaps padded. The result is float.
 
     Unlike ExecuTorch's reference, which does not, it quantises x, as the pattern that the operator replaces does.
     """
@@ -126,7 +126,7 @@ def q8ta_linear(
     bias: Tensor | None = None,
     activation: str = "none",
 ) -> Steps:
-    """The same with a result in int8."""
+    """Multiply as in `linear_q8ta_q8csw`, and quantise the result to int8."""
     relu = is_relu(activation)
     int8 = Int8(input_scale, input_zero_point, weight_sums, output_scale, output_zero_point, relu)
     yield from linear_q8(x, weights, weight_scales, bias, int8)

@@ -1,4 +1,4 @@
-"""Matrix products of floats and ints: what each operator multiplies, and the shapes of the results."""
+"""The operators that multiply matrices of floats or ints."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ import math
 from ..errors import ShapeError
 from ..graph.graph import Shape, Tensor
 from ..plan.target import Target
+from .linear_q4 import LINEAR
 from .pointwise import broadcast_strides, pointwise
 from .product import Product, Strides
 from .registry import Number, Out, Scratch, Steps, broadcast, op
 
 
 def _added(bias: Tensor | None, beta: float, shape: Shape) -> tuple[Tensor | None, Strides]:
-    """A bias and its strides over (batch, row, column); None where it counts for nothing."""
+    """Return a bias and its strides over (batch, row, column); None for the bias if it has no effect."""
     if bias is None or beta == 0.0:
         return None, (0, 0, 0)
     if broadcast(bias.shape, shape) != shape:
@@ -23,7 +24,7 @@ def _added(bias: Tensor | None, beta: float, shape: Shape) -> tuple[Tensor | Non
 
 
 def _batched(x: Tensor, y: Tensor, bias: Tensor | None = None, beta: Number = 1, alpha: Number = 1) -> Steps:
-    """x (…, m, k) · y (…, k, n) of two or three dimensions, the leading one equal."""
+    """Multiply x (…, m, k) by y (…, k, n), which have two or three dimensions, with equal leading ones."""
     *lead, m, k = x.shape
     n = y.shape[-1]
     shape = (*lead, m, n)
@@ -33,7 +34,7 @@ def _batched(x: Tensor, y: Tensor, bias: Tensor | None = None, beta: Number = 1,
     yield Product(x, y, False, batch, m, n, k, out, strides, 0, bias, bias_strides, alpha=alpha, beta=beta)
 
 
-@op("aten.mm.default", fits="x number[m, k], y x[k, n] -> x", role="product", by_row="product")
+@op("aten.mm.default", fits="x number[m, k], y x[k, n] -> x", **LINEAR)
 def mm(x: Tensor, y: Tensor) -> Steps:
     yield from _batched(x, y)
 
@@ -53,15 +54,9 @@ def baddbmm(bias: Tensor, x: Tensor, y: Tensor, beta: Number = 1, alpha: Number 
     yield from _batched(x, y, bias, beta, alpha)
 
 
-@op(
-    "aten.linear.default",
-    splits=("weight",),
-    fits="x number[..., k], weight x[..., k], bias x -> x",
-    role="product",
-    by_row="product",
-)
+@op("aten.linear.default", splits=("weight",), fits="x number[..., k], weight x[..., k], bias x -> x", **LINEAR)
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, target: Target) -> Steps:
-    """x (…, K) · weight (N, K)ᵀ, or (K). A weight in parts is one dispatch per part, each for its own columns."""
+    """Multiply x (…, K) by weight (N, K)ᵀ, or by weight (K)."""
     if weight.rank != 2 and (weight.rank != 1 or weight.parts):
         raise ShapeError(f"weight must have 2 dimensions, not the shape {list(weight.shape)}")
     k = x.shape[-1]
@@ -69,7 +64,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, target: Tar
     shape = (*x.shape[:-1], *weight.shape[:-1])
     _added(bias, 1.0, shape)
     out = yield Out(shape)
-    if bias is not None and bias.rank > 1 and out.rank != 2:  # not the same for all rows, nor in a matrix' strides
+    if bias is not None and bias.rank > 1 and out.rank != 2:  # rows may differ, and strides over (m, n) do not suffice
         spread = yield Scratch(shape, bias.dtype)
         yield pointwise("expand", "a", [bias], spread, target)
         bias, bias_strides = spread, (0, n, 1)
@@ -80,7 +75,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, target: Tar
 
 @op("aten.mv.default", splits=("x",), fits="x number[n, k], vector x[k] -> x")
 def mv(x: Tensor, vector: Tensor, *, target: Target) -> Steps:
-    """x (N, K) · vector (K)."""
+    """Multiply x (N, K) by a vector (K)."""
     yield from linear(vector, x, target=target)
 
 

@@ -1,4 +1,4 @@
-"""Normalisations: each row by its own statistics (layer, RMS, group, batch), or by those of the training."""
+"""Normalisations by the statistics of each row (layer, RMS, group and batch norms), or by those of the training."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .moves import Row
 from .pointwise import Strided, pointwise
 from .registry import Dispatch, Out, Scratch, Steps, Work, op
 
-EPS = {DType.F32: 2.0**-23, DType.F16: 2.0**-10}  # what PyTorch takes where a program gives none
+EPS = {DType.F32: 2.0**-23, DType.F16: 2.0**-10}  # PyTorch's defaults
 
 
 def normalise(
@@ -35,16 +35,16 @@ def normalise(
     target: Target,
     *,
     rows: int,
-    whole: int,  # elements that lie together under one weight or, by element, a row
+    span: int,  # contiguous elements that share a weight or, in the layout "element", form a row
     mean: Tensor | None = None,
     rstd: Tensor | None = None,
     centred: bool = True,
     extra: dict[str, int] | None = None,  # parameters of the layout; "inner" and "stride" in elements
     label: str = "",
 ) -> Steps:
-    """Normalise `rows` rows of equal length, in pieces where the lanes of a workgroup cannot hold one."""
+    """Normalise `rows` rows of equal length, in pieces if the lanes of a workgroup cannot hold a row."""
     length = x.numel // rows if rows else 0
-    quads = whole % 4 == 0
+    quads = span % 4 == 0
     step = 4 if quads else 1
     lanes = choose(HELD_ROWS, rows, length // step, target)
     cut = pieces(lanes, length // step)
@@ -82,7 +82,7 @@ def normalise(
 
 
 def trailing(x: Tensor, normalized_shape: list[int]) -> int:
-    """Elements of a row; ShapeError unless the last dimensions of `x` are the normalised ones."""
+    """Return the elements of a row; raise ShapeError unless the last dimensions of `x` are the normalised ones."""
     if not normalized_shape or x.shape[-len(normalized_shape) :] != tuple(normalized_shape):
         raise ShapeError(f"{list(x.shape)} does not end in {normalized_shape}")
     return math.prod(normalized_shape)
@@ -95,44 +95,36 @@ def check_affine(size: int, weight: Tensor | None, bias: Tensor | None) -> None:
 
 
 def statistics_shape(x: Tensor, normalized_shape: list[int]) -> Shape:
-    kept = x.rank - len(normalized_shape)
-    return (*x.shape[:kept], *(1 for _ in normalized_shape))
+    return (*x.shape[: x.rank - len(normalized_shape)], *(1 for _ in normalized_shape))
 
 
 @op("aten.native_layer_norm.default", fits="x float", by_row="norm")
 def layer_norm(
-    x: Tensor,
-    normalized_shape: list[int],
-    weight: Tensor | None,
-    bias: Tensor | None,
-    eps: float,
-    *,
-    target: Target,
+    x: Tensor, normalized_shape: list[int], weight: Tensor | None, bias: Tensor | None, eps: float, *, target: Target
 ) -> Steps:
     length = trailing(x, normalized_shape)
     check_affine(length, weight, bias)
     out = yield Out(x.shape, x.dtype)
     mean = yield Out(statistics_shape(x, normalized_shape))
     rstd = yield Out(statistics_shape(x, normalized_shape))
-    yield from normalise(
-        "element", x, weight, bias, eps, out, target, rows=mean.numel, whole=length, mean=mean, rstd=rstd
-    )
+    operands, rows = (x, weight, bias, eps, out, target), mean.numel
+    yield from normalise("element", *operands, rows=rows, span=length, mean=mean, rstd=rstd)
 
 
 @dataclass(frozen=True, slots=True)
-class Norm(Work):
-    """Rows of x are brought to unit mean square, and their elements multiplied with a weight."""
+class RmsNorm(Work):
+    """The RMS norm of the rows of x, with a weight per element."""
 
     x: Tensor
     weight: Tensor  # (K)
     eps: float
     y: Tensor
     label: str = ""
-    row: Row | None = None  # its result is x, and its elements lie together
+    row: Row | None = None  # computes x, whose elements are contiguous
 
     @property
     def source(self) -> tuple[Tensor, int]:
-        """What its rows can be read from, and where they begin there."""
+        """The tensor that the rows can be read from, and their offset in it."""
         first = self.row.first if self.row else None
         return (self.row.x, first) if self.row and first is not None else (self.x, 0)
 
@@ -140,31 +132,26 @@ class Norm(Work):
         if self.row:
             yield self.row
         x, rows = self.x, math.prod(self.x.shape[:-1])
-        given = x, self.weight, None, self.eps, self.y, target
-        yield from normalise("element", *given, rows=rows, whole=x.shape[-1], centred=False, label=self.label)
+        operands = x, self.weight, None, self.eps, self.y, target
+        yield from normalise("element", *operands, rows=rows, span=x.shape[-1], centred=False, label=self.label)
 
 
 @op("et_vk.rms_norm.default", fits="x float[..., k], weight [k]", role="norm", by_row="norm")
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Steps:
     out = yield Out(x.shape, x.dtype)
-    yield Norm(x, weight, eps, out)
+    yield RmsNorm(x, weight, eps, out)
 
 
 @op("aten.rms_norm.default", fits="x float", by_row="norm")
 def rms_norm_shaped(
-    x: Tensor,
-    normalized_shape: list[int],
-    weight: Tensor | None = None,
-    eps: float | None = None,
-    *,
-    target: Target,
+    x: Tensor, normalized_shape: list[int], weight: Tensor | None = None, eps: float | None = None, *, target: Target
 ) -> Steps:
     length = trailing(x, normalized_shape)
     check_affine(length, weight, None)
     out = yield Out(x.shape, x.dtype)
     rows = math.prod(statistics_shape(x, normalized_shape))
     eps = EPS[x.dtype] if eps is None else eps
-    yield from normalise("element", x, weight, None, eps, out, target, rows=rows, whole=length, centred=False)
+    yield from normalise("element", x, weight, None, eps, out, target, rows=rows, span=length, centred=False)
 
 
 @op("aten.native_group_norm.default", fits="x float[n, c, ...], weight [c], bias [c]")
@@ -180,7 +167,7 @@ def group_norm(
     *,
     target: Target,
 ) -> Steps:
-    """Sizes come from `x` (N, C, …) itself: the program's own are those of the maximum."""
+    """Normalise groups of channels of `x` (N, C, …). The program's own sizes are maxima, so they are not used."""
     if group < 1 or x.shape[1] % group:
         raise ShapeError(f"the channels of {list(x.shape)} do not form {group} equal groups")
     out = yield Out(x.shape, x.dtype)
@@ -188,10 +175,8 @@ def group_norm(
     rstd = yield Out((x.shape[0], group))
     inner = math.prod(x.shape[2:])
     extra = {"inner": inner, "span": x.shape[1] // group, "sets": group}
-    rows = x.shape[0] * group
-    yield from normalise(
-        "channel", x, weight, bias, eps, out, target, rows=rows, whole=inner, mean=mean, rstd=rstd, extra=extra
-    )
+    operands, rows = (x, weight, bias, eps, out, target), x.shape[0] * group
+    yield from normalise("channel", *operands, rows=rows, span=inner, mean=mean, rstd=rstd, extra=extra)
 
 
 @op("aten._native_batch_norm_legit.no_stats", fits="x float[_, c, ...], weight [c], bias [c]")
@@ -205,24 +190,22 @@ def batch_norm_no_stats(
     *,
     target: Target,
 ) -> Steps:
-    """By the statistics of the batch itself; instance norm is exported so."""
+    """Normalise by the statistics of the batch, which is also how instance norm is exported."""
     channels = x.shape[1]
     out = yield Out(x.shape, x.dtype)
     mean = yield Out((channels,))
     rstd = yield Out((channels,))
     inner = math.prod(x.shape[2:])
-    extra = {"inner": inner, "stride": channels * inner}
-    yield from normalise(
-        "row", x, weight, bias, eps, out, target, rows=channels, whole=inner, mean=mean, rstd=rstd, extra=extra
-    )
+    operands, extra = (x, weight, bias, eps, out, target), {"inner": inner, "stride": channels * inner}
+    yield from normalise("row", *operands, rows=channels, span=inner, mean=mean, rstd=rstd, extra=extra)
 
 
 def _by_channel(a: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray] | None:
-    """A batch norm by constant statistics is a factor and a number to add, for each channel."""
-    given = [a[name] for name in ("running_mean", "running_var", "weight", "bias")]
-    if any(t.kind != "constant" or t.shape != given[0].shape for t in given if t):
+    """Return a batch norm by constant statistics as a factor and an offset per channel."""
+    operands = [a[name] for name in ("running_mean", "running_var", "weight", "bias")]
+    if any(t.kind != "constant" or t.shape != operands[0].shape for t in operands if t):
         return None
-    mean, variance, weight, bias = (0.0 if t is None else t.data.astype(np.float64) for t in given)
+    mean, variance, weight, bias = (0.0 if t is None else t.data.astype(np.float64) for t in operands)
     with np.errstate(all="ignore"):
         factor = (1.0 if a["weight"] is None else weight) / np.sqrt(variance + a["eps"])
         return factor, bias - mean * factor
@@ -245,12 +228,12 @@ def batch_norm(
     outs: tuple[Tensor, ...],
     target: Target,
 ) -> Steps:
-    """The second and third outputs are empty, or the statistics that were used."""
+    """Normalise by the statistics of the training; the second and third output are these statistics, or empty."""
     channels = x.shape[1]
     out = yield Out(x.shape, x.dtype)
     for o in outs[1:]:
         if o.max_shape not in ((0,), (channels,)):
-            raise ShapeError(f"its statistics are [0] or [{channels}], the program says {list(o.max_shape)}")
+            raise ShapeError(f"statistics of shape {list(o.max_shape)}: expected [0] or [{channels}]")
     mean = yield Out(outs[1].max_shape)
     rstd = yield Out(outs[2].max_shape)
     by_channel = tuple(int(k == 1) for k in range(x.rank))

@@ -1,8 +1,8 @@
-"""Products of few rows with packed weights, alone or several in one dispatch: `GEMVS` says how they are shared out.
+"""Products of few rows with packed weights, one or several per dispatch; `GEMVS` divides the work among invocations.
 
-Products of the same rows are siblings. A pair are two whose second one's finish reads what the first one gives, which
-is then never stored. The dispatch can also compute the RMS norm that the rows are the result of, or merge the parts of
-an attention.
+Products of the same rows are siblings. A pair consists of two siblings, where the epilogue of the second one takes the
+result of the first one, which is then never stored. A dispatch can also compute the RMS norm that makes the rows, or
+merge the parts of an attention.
 """
 
 from __future__ import annotations
@@ -20,78 +20,77 @@ from ..kernels.packing import WHOLE
 from ..kernels.wgsl import writable
 from ..plan.target import Target
 from ..sizes import ceil, smallest
-from . import matrices
+from . import tensor_core_products
 from .registry import Dispatch, Steps
 
 if TYPE_CHECKING:
     from .attention_record import Attention, Parts
-    from .norm import Norm
+    from .norm import RmsNorm
     from .product import Product
 
-ROWS = (1, 2, 4, 8)  # that kernels are generated for
+ROWS = (1, 2, 4, 8)  # row counts of generated kernels
 MAX_ROWS = ROWS[-1]
 FEWEST_LANES = 8
-WALKERS = 4  # workgroups per unit, where they walk
-MOST_PARTS = 16  # of an attention that a product merges: every workgroup reads all that are used
+WALKERS = 4  # workgroups per unit, if they walk over the columns
+MOST_PARTS = 16  # maximum parts of an attention that a product merges: every workgroup reads them all
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
-    """A way to share out a product of few rows."""
+class GemvChoice:
+    """A row of `GEMVS`: how to divide the work, and for which sizes."""
 
     gemv: Gemv
     when: Callable[[int, int, int], bool] = lambda m, n, k: True
 
 
-GEMVS = (  # by rows of x and the size (N, K) of the weight; the first that fits is taken, the last one always does
-    Choice(Gemv(rows=4, lanes=32, words=1, slots=8), when=lambda m, n, k: m > 1 and n >= 8192),
-    Choice(Gemv(rows=4, lanes=256, words=1), when=lambda m, n, k: m > 1 and k >= 4096),
-    Choice(Gemv(rows=2, lanes=64, words=1, slots=2), when=lambda m, n, k: m > 1),
-    Choice(Gemv(rows=4, lanes=32, slots=8, staged=True, digits=True, walks=True), when=lambda m, n, k: n >= 65536),
-    Choice(Gemv(rows=4, lanes=64, slots=4, staged=True, digits=True), when=lambda m, n, k: k >= 4096),
-    Choice(Gemv(rows=8, lanes=32, slots=8, staged=True, digits=True), when=lambda m, n, k: n >= 12288),
-    Choice(Gemv(rows=4, lanes=32, slots=8, staged=True, digits=True), when=lambda m, n, k: n >= 4096),
-    Choice(Gemv(rows=4, lanes=64, slots=4, staged=True, digits=True)),
+GEMVS = (  # by the rows of x and the size (N, K) of the weight; the first choice whose condition holds is taken
+    GemvChoice(Gemv(rows=4, lanes=32, words=1, slots=8), when=lambda m, n, k: m > 1 and n >= 8192),
+    GemvChoice(Gemv(rows=4, lanes=256, words=1), when=lambda m, n, k: m > 1 and k >= 4096),
+    GemvChoice(Gemv(rows=2, lanes=64, words=1, slots=2), when=lambda m, n, k: m > 1),
+    GemvChoice(Gemv(rows=4, lanes=32, slots=8, staged=True, digits=True, walks=True), when=lambda m, n, k: n >= 65536),
+    GemvChoice(Gemv(rows=4, lanes=64, slots=4, staged=True, digits=True), when=lambda m, n, k: k >= 4096),
+    GemvChoice(Gemv(rows=8, lanes=32, slots=8, staged=True, digits=True), when=lambda m, n, k: n >= 12288),
+    GemvChoice(Gemv(rows=4, lanes=32, slots=8, staged=True, digits=True), when=lambda m, n, k: n >= 4096),
+    GemvChoice(Gemv(rows=4, lanes=64, slots=4, staged=True, digits=True)),
 )
-BY_CLASS = {"software": (Choice(Gemv(rows=4, lanes=1, slots=16)),)}  # workgroup memory and barriers are dear there
+BY_CLASS = {"software": (GemvChoice(Gemv(rows=4, lanes=1, slots=16)),)}  # without workgroup memory and barriers
 
 
 def kernel_rows(m: int) -> int:
-    """Of the kernel that computes m rows."""
+    """Return the row count of the kernel that computes m rows."""
     return next(rows for rows in ROWS if m <= rows)
 
 
-def fitted(how: Gemv, blocks: Callable[[int], int], row_bytes: int, target: Target) -> Gemv:
-    """The choice within what the weight's rows, K, and the adapter allow. `blocks` counts loads of that many words."""
-    words = math.gcd(row_bytes, 4 * how.words) // 4 if row_bytes % 4 == 0 else 1
+def fitted(gemv: Gemv, blocks: Callable[[int], int], row_bytes: int, target: Target) -> Gemv:
+    """Return the choice within the limits of adapter and weight; `blocks(words)` is the number of loads of a row."""
+    words = math.gcd(row_bytes, 4 * gemv.words) // 4 if row_bytes % 4 == 0 else 1
     needed = 1 << (blocks(words) - 1).bit_length()
-    lanes = min(how.lanes, max(needed, FEWEST_LANES), target.workgroup(256))
-    slots = max(1, min(how.slots, target.workgroup(256) // lanes))
-    return replace(how, lanes=lanes, words=words, slots=slots)
+    lanes = min(gemv.lanes, max(needed, FEWEST_LANES), target.workgroup(256))
+    slots = max(1, min(gemv.slots, target.workgroup(256) // lanes))
+    return replace(gemv, lanes=lanes, words=words, slots=slots)
 
 
-def _reduced_bytes(how: Gemv, sums: int, squares: int, target: Target) -> int:
-    """Workgroup memory in which lanes add up `sums` for each row of the weight, and `squares` for all."""
-    each = how.lanes // target.subgroup_size if by_subgroups(how, target) else how.lanes
-    return (sums * how.rows + squares) * each * how.slots * 4
+def _reduced_bytes(gemv: Gemv, sums: int, squares: int, target: Target) -> int:
+    """Return the workgroup memory in which lanes add up `sums` per row of the weight, and `squares` for all rows."""
+    each = gemv.lanes // target.subgroup_size if by_subgroups(gemv, target) else gemv.lanes
+    return (sums * gemv.rows + squares) * each * gemv.slots * 4
 
 
 @dataclass(frozen=True, slots=True)
-class Sharing:
-    """How the work is shared out. A block is one load of a row of the weight."""
+class GemvPlan:
+    """The division of one dispatch's work; a block is one load of a row of the weight."""
 
-    how: Gemv
+    gemv: Gemv
     row_blocks: int
     tail: bool
     quads: bool
 
     def groups(self, n: int) -> int:
-        """Workgroups for n columns."""
-        return ceil(n, self.how.rows * self.how.slots)
+        return ceil(n, self.gemv.rows * self.gemv.slots)
 
 
-def _share(products: Sequence[Product], pair: bool, normed: bool, target: Target) -> Sharing:
-    """For products of the same rows, as they are or `normed`, or for a pair."""
+def _divided(products: Sequence[Product], pair: bool, normed: bool, target: Target) -> GemvPlan:
+    """Return the division of work for a pair, or for products of the same rows, perhaps normed ones."""
     p, columns = products[0], sum(q.n for q in products)
     row_bytes, packing = p.b.shape[1], p.packing
 
@@ -99,48 +98,47 @@ def _share(products: Sequence[Product], pair: bool, normed: bool, target: Target
         return ceil(p.k, words * packing.elements)
 
     choice = next(c for c in BY_CLASS.get(target.device_class.name, GEMVS) if c.when(p.m, columns, p.k))
-    how = fitted(choice.gemv, blocks, row_bytes, target)
+    gemv = fitted(choice.gemv, blocks, row_bytes, target)
     if pair:  # a set of lanes has rows of both
-        how = replace(how, rows=ceil(how.rows, 2))
+        gemv = replace(gemv, rows=ceil(gemv.rows, 2))
     rows = kernel_rows(p.m)
     sums, squares = rows * (1 + pair), rows * normed
-    while _reduced_bytes(how, sums, squares, target) > target.max_shared_bytes:
-        if how.rows > 1:
-            how = replace(how, rows=how.rows // 2)
+    while _reduced_bytes(gemv, sums, squares, target) > target.max_shared_bytes:
+        if gemv.rows > 1:
+            gemv = replace(gemv, rows=gemv.rows // 2)
         else:
-            how = replace(how, slots=how.slots // 2) if how.slots > 1 else replace(how, lanes=how.lanes // 2)
-    row_blocks, elements = blocks(how.words), how.words * packing.elements
-    if how.digits and (rows > 1 or elements < 8 or not packing.shares(elements)):
-        how = replace(how, digits=False)
-    left = target.max_shared_bytes - _reduced_bytes(how, sums, squares, target) - 4 * squares * how.lanes * how.slots
-    if how.digits and InputRows(how, packing, rows, row_blocks).staged_bytes() > left:
-        how = replace(how, digits=False)
-    if how.staged and InputRows(how, packing, rows, row_blocks).staged_bytes() > left:
-        how = replace(how, staged=False)
-    quads = packing.run not in (WHOLE, 1, 2) and how.rows % 4 == 0
+            gemv = replace(gemv, slots=gemv.slots // 2) if gemv.slots > 1 else replace(gemv, lanes=gemv.lanes // 2)
+    row_blocks, elements = blocks(gemv.words), gemv.words * packing.elements
+    if gemv.digits and (rows > 1 or elements < 8 or not packing.shares(elements)):
+        gemv = replace(gemv, digits=False)
+    left = target.max_shared_bytes - _reduced_bytes(gemv, sums, squares, target) - 4 * squares * gemv.lanes * gemv.slots
+    for option in ("digits", "staged"):
+        if getattr(gemv, option) and InputRows(gemv, packing, rows, row_blocks).staged_bytes() > left:
+            gemv = replace(gemv, **{option: False})
+    quads = packing.run not in (WHOLE, 1, 2) and gemv.rows % 4 == 0
     weights = [q.packed for q in products if q.packed]
     quads = quads and all(w.scales.shape[-1] % 4 == 0 and w.first % 4 == 0 for w in weights)
-    return Sharing(how, row_blocks, p.k % (how.words * packing.elements) != 0, quads)
+    return GemvPlan(gemv, row_blocks, p.k % elements != 0, quads)
 
 
 def serves(p: Product, target: Target) -> bool:
-    """Whether p is computed here."""
-    few = p.packed is not None and p.transposed and p.k > 0 and p.m <= min(MAX_ROWS, target.few_rows)
-    return bool(few and not matrices.serves(p, target))
+    """Return True if the product is computed here."""
+    supported = p.packed is not None and p.transposed and p.k > 0 and p.m <= min(MAX_ROWS, target.few_rows)
+    return bool(supported and not tensor_core_products.serves(p, target))
 
 
 def gemv(p: Product, target: Target) -> Steps:
-    yield Bundle((p,)).dispatch(target)
+    yield GemvGroup((p,)).dispatch(target)
 
 
 @dataclass(frozen=True, slots=True)
-class Bundle:
-    """Products of the same rows in one dispatch, all stored but the first of a pair."""
+class GemvGroup:
+    """Products of the same rows in one dispatch. All results are stored, except for that of the first one of a pair."""
 
     products: tuple[Product, ...]
     pair: bool = False
-    norm: Norm | None = None
-    parts: Parts | None = None  # the rows are what these are merged to
+    norm: RmsNorm | None = None
+    parts: Parts | None = None  # merged into the rows
 
     @property
     def read(self) -> list[Tensor]:
@@ -156,21 +154,21 @@ class Bundle:
         return [q.y for q in (self.products[1:] if self.pair else self.products)]
 
     def fits(self, target: Target) -> bool:
-        """Whether the adapter binds what it reads and writes."""
+        """Return True if the adapter can bind all operands and results."""
         return len(self.read) + len(self.write) <= target.max_storage_buffers
 
-    def normed(self, norm: Norm) -> Bundle | None:
-        """The same of rows that are that norm's result, unless they are needed for more than the products."""
+    def normed(self, norm: RmsNorm) -> GemvGroup | None:
+        """Return the group with the norm that makes its rows; None if another operand reads the norm's result."""
         return replace(self, norm=norm) if self.read.count(norm.y) == 1 else None
 
     def dispatch(self, target: Target) -> Dispatch:
         first, *further = reversed(self.products) if self.pair else self.products
-        s = _share([first, *further], self.pair, self.norm is not None, target)
-        first = replace(first, alpha=1.0 if s.how.digits else first.packing.unit)
+        s = _divided([first, *further], self.pair, self.norm is not None, target)
+        first = replace(first, alpha=1.0 if s.gemv.digits else first.packing.unit)
         kernel = kernels.gemv(
             first.form(target, quads=False),
             first.packing,
-            s.how,
+            s.gemv,
             kernel_rows(first.m),
             first.m != kernel_rows(first.m),
             s.tail,
@@ -183,8 +181,9 @@ class Bundle:
         )
         stored = [first] if self.pair else [first, *further]
         groups = [s.groups(q.n) for q in stored]
-        params: dict[str, int | float | Sym] = {}
-        params |= first.params(**first.scaling, blocks=groups[0], row_blocks=s.row_blocks)
+        params: dict[str, int | float | Sym] = {
+            **first.params(**first.scaling, blocks=groups[0], row_blocks=s.row_blocks)
+        }
         params |= {f"scale_stride_{w}": q.scaling["scale_stride"] for w, q in enumerate(further, 1)}
         for w, q in enumerate(stored[1:], 1):
             params |= {f"n_{w}": q.n, f"blocks_{w}": groups[w]}
@@ -195,72 +194,70 @@ class Bundle:
         label = ", ".join([*labels, *(q.label for q in self.products)])
         flops = sum(q.flops for q in self.products)
         launched = sum(groups)
-        if s.how.walks and len(stored) == 1:
+        if s.gemv.walks and len(stored) == 1:
             launched = smallest(launched, WALKERS * target.device_class.busy)
         return Dispatch(kernel, self.read, self.write, launched, params, flops=flops, label=label)
 
 
-def _paired(products: Sequence[Product], target: Target) -> Bundle | None:
-    """Two products as a pair, if they are one."""
+def _paired(products: Sequence[Product], target: Target) -> GemvGroup | None:
+    """Return two products as one group if the second one's epilogue can take the first one's result; else None."""
     if len(products) != 2:
         return None
-    first, second = products
-    finish = second.finish
-    if not first.alike(second) or first.finish or first.n != second.n or not finish or first.y not in finish.tensors:
+    (first, second), epilogue = products, products[1].epilogue
+    if not first.alike(second) or first.epilogue or first.n != second.n:
         return None
-    operands = zip(finish.kernel.operands, finish.tensors, strict=True)
-    kernel = replace(finish.kernel, operands=tuple(None if t is first.y else d for d, t in operands))
-    tensors = tuple(t for t in finish.tensors if t is not first.y)
-    bundle = Bundle((first, replace(second, finish=replace(finish, kernel=kernel, tensors=tensors))), pair=True)
-    return bundle if bundle.fits(target) else None
+    if not epilogue or first.y not in epilogue.tensors:
+        return None
+    pair = GemvGroup((first, replace(second, epilogue=epilogue.without(first.y))), pair=True)
+    return pair if pair.fits(target) else None
 
 
-def _abreast(products: Sequence[Product], target: Target) -> list[Bundle]:
-    """As many in each dispatch as are alike and as the adapter binds."""
-    found: list[Bundle] = []
+def _grouped(products: Sequence[Product], target: Target) -> list[GemvGroup]:
+    """Return groups of products, in order, which are alike and which the adapter can bind."""
+    groups: list[GemvGroup] = []
     for p in products:
-        if found:
-            longer = Bundle((*found[-1].products, p))
-            plain = not any(q.finish for q in longer.products)
+        if groups:
+            longer = GemvGroup((*groups[-1].products, p))
+            plain = not any(q.epilogue for q in longer.products)
             if plain and longer.products[0].alike(p) and longer.fits(target):
-                found[-1] = longer
+                groups[-1] = longer
                 continue
-        found.append(Bundle((p,)))
-    return found
+        groups.append(GemvGroup((p,)))
+    return groups
 
 
-def together(p: Product, target: Target) -> Steps:
-    """A product with its siblings and its norm, in as few dispatches as there can be; otherwise one after the other."""
+def siblings(p: Product, target: Target) -> Steps:
+    """Compute a product with its siblings and its norm, in as few dispatches as possible."""
     products = [q for q in (replace(p, siblings=(), norm=None), *p.siblings) if q.m * q.n > 0]
-    if matrices.take(products, target):
-        yield from matrices.alongside(products, target, p.norm)
+    if tensor_core_products.serves_all(products, target):
+        yield from tensor_core_products.in_order(products, target, p.norm)
         return
-    whole = [q for q in products if serves(q, target) and not q.b.parts]
+    here = [q for q in products if serves(q, target) and not q.b.parts]
     rest = [q for q in products if not serves(q, target) or q.b.parts]
-    pair = _paired(whole, target)
-    bundles = [pair] if pair else _abreast(whole, target)
+    pair = _paired(here, target)
+    groups = [pair] if pair else _grouped(here, target)
     if p.norm and all(serves(q, target) and writable(q.y.dtype, target) for q in rest):
-        every = [*bundles, *(Bundle((part,)) for q in rest for part in q.columns(q.y))]
-        normed = [b for b in (b.normed(p.norm) for b in every) if b and b.fits(target)]
+        every = [*groups, *(GemvGroup((part,)) for q in rest for part in q.columns(q.y))]
+        normed = [g for g in (g.normed(p.norm) for g in every) if g and g.fits(target)]
         if len(normed) == len(every):
-            yield from (b.dispatch(target) for b in normed)
+            yield from (g.dispatch(target) for g in normed)
             return
     norm = p.norm
-    if norm and bundles:
+    if norm and groups:
         yield norm
         norm = None
-    yield from (b.dispatch(target) for b in bundles)
-    yield from matrices.alongside(rest, target, norm)
+    yield from (g.dispatch(target) for g in groups)
+    yield from tensor_core_products.in_order(rest, target, norm)
 
 
-def merged(p: Product, attention: Attention, target: Target) -> Steps:
-    """A product of what attention gives; if that comes in parts, and rows are staged, it merges these itself."""
+def after_attention(p: Product, attention: Attention, target: Target) -> Steps:
+    """Compute an attention and the product of its result, which merges the attention's parts if it stages its rows."""
     p = replace(p, attention=None)
     if serves(p, target) and p.m * p.n > 0 and p.k == attention.width and not p.b.parts:
-        staged = attention.quads and _share([p], False, False, target).how.staged
+        staged = attention.quads and _divided([p], False, False, target).gemv.staged
         if staged and 1 < attention.splits(target) <= MOST_PARTS:
             parts = yield from attention.attended(target)
-            yield Bundle((p,), parts=parts).dispatch(target)
+            yield GemvGroup((p,), parts=parts).dispatch(target)
             return
     yield attention
     yield p

@@ -1,8 +1,8 @@
 """Convolutions of int8 images with int8 weights, as products of windows.
 
-Weights are (out channels, kernel H · kernel W · channels of a group), rows maybe padded; depthwise ones (kernel H,
-kernel W, channels). Scales, sums and bias have one number per output channel, maybe padded;
-a transposed one has scales for the channels of a group.
+Weights are (out channels, kernel H · kernel W · channels of a group), with rows perhaps padded, or (kernel H, kernel W,
+channels) if depthwise. Scales, sums and bias have a number per output channel, perhaps padded; a transposed convolution
+has scales per channel of a group.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import replace
 from ..dtypes import DType
 from ..errors import ShapeError
 from ..graph.graph import Tensor
-from .conv_products import Window, per_axis, window_of
+from .conv_products import ConvWindow, per_axis, window_of
 from .linear_q8 import check_sums, is_relu
 from .product import Int8, Packed, convolved
 from .registry import Out, Steps, op
@@ -28,21 +28,22 @@ def _window(
     padding: list[int],
     dilation: list[int],
     output_padding: list[int] | None = None,
-) -> Window:
+) -> ConvWindow:
     return window_of(x.shape[2:], per_axis("kernel", kernel, 2, 1), stride, padding, dilation, output_padding)
 
 
 def _convolve(
-    x: Tensor, window: Window, weights: Tensor, scales: Tensor, bias: Tensor | None, groups: int, int8: Int8
+    x: Tensor, window: ConvWindow, weights: Tensor, scales: Tensor, bias: Tensor | None, groups: int, int8: Int8
 ) -> Steps:
-    """Weights of three dimensions are depthwise, and their sums are not needed."""
-    channels, deep = weights.shape[-1 if weights.rank == 3 else 0], weights.rank == 3
-    fits = weights.shape == (*window.kernel, groups) if deep else weights.rank == 2
-    if groups < 1 or x.shape[1] % groups or channels % groups or not fits or (deep and x.shape[1] != channels):
+    """Convolve with weights that are depthwise if they have three dimensions; these need no sums."""
+    depthwise = weights.rank == 3
+    channels = weights.shape[-1 if depthwise else 0]
+    fits = weights.shape == (*window.kernel, groups) if depthwise else weights.rank == 2
+    if groups < 1 or x.shape[1] % groups or channels % groups or not fits or (depthwise and x.shape[1] != channels):
         raise ShapeError(f"weights {list(weights.shape)} in {groups} groups do not fit the input {list(x.shape)}")
     depth = x.shape[1] // groups
     k = depth * math.prod(window.kernel)
-    if not deep:
+    if not depthwise:
         if weights.shape[1] < k:
             raise ShapeError(f"rows of {weights.shape[1]} do not hold {depth} channels of {list(window.kernel)}")
         check_sums(int8.sums, channels, 1)
@@ -54,7 +55,7 @@ def _convolve(
     out = yield Out((x.shape[0], channels, *window.out), DType.I8)
     packed = Packed(scales, 8, max(k, 1))
     product = convolved(x, weights, window, groups, channels, out, bias=bias, packed=packed, int8=int8)
-    yield replace(product, transposed=not deep)
+    yield replace(product, transposed=not depthwise)
 
 
 @op("et_vk.q8ta_conv2d.default", "et_vk.q8ta_conv2d_pw.default", "et_vk.q8ta_conv2d_dw.default", fits=QUANTISED)

@@ -1,7 +1,7 @@
-"""Quantisation to integers, its inverse, the choice of its parameters, and three operators on quantised values.
+"""Quantisation to integers, dequantisation, the choice of parameters, and three operators on quantised values.
 
-All arithmetic is in f32, as PyTorch's is: values are multiplied with the inverse of the scale, and ties round to even.
-Zero points, which programs keep in int64, are within the few values of the quantised dtype: these operators are `wide`.
+All arithmetic is in f32, as in PyTorch: values are multiplied by the inverse of the scale, and ties round to even.
+Zero points are int64 in programs, but within the range of the quantised dtype, so these operators are `wide`.
 """
 
 from __future__ import annotations
@@ -45,9 +45,8 @@ def quantize_per_tensor(
     x: Tensor, scale: float, zero_point: int, quant_min: int, quant_max: int, dtype: Any, *, target: Target
 ) -> Steps:
     out = yield Out(x.shape)
-    inverse = 1.0 / scale
     body = QUANTIZE.replace("(1.0 / b)", "b")
-    yield _quantized(x, inverse, zero_point, quant_min, quant_max, out, target, body=body)
+    yield _quantized(x, 1.0 / scale, zero_point, quant_min, quant_max, out, target, body=body)
 
 
 @op("quantized_decomposed.quantize_per_tensor.tensor", fits="x float, zero_point number -> int", wide=True)
@@ -95,14 +94,14 @@ def dequantize_per_tensor_tensor(
 
 
 def _one(t: Tensor, rank: int) -> Strided:
-    """A tensor of one element, whatever its rank, for all."""
+    """Return a tensor of one element, whatever its rank, broadcast to `rank` dimensions."""
     if t.numel != 1:
         raise ShapeError(f"a scale or zero point of shape {list(t.shape)} is not one number")
     return Strided(t, (0,) * rank)
 
 
 def _along(t: Tensor, shape: Shape, axis: int) -> Strided:
-    """One number per index of dimension `axis`."""
+    """Return a tensor with a number per index of dimension `axis`, broadcast to `shape`."""
     dim = normalise_dim(axis, len(shape))
     if t.numel != shape[dim]:
         raise ShapeError(f"{t.numel} scales or zero points do not fit {shape[dim]} channels")
@@ -151,7 +150,7 @@ def dequantize_per_channel(
 
 
 def _per_row(t: Tensor, shape: Shape) -> Strided:
-    """One number per row of the last dimension."""
+    """Return a tensor with a number per row of the last dimension, broadcast to `shape`."""
     rows = (*shape[:-1], 1)
     if t.numel * shape[-1] != math.prod(shape):
         raise ShapeError(f"scales or zero points of shape {list(t.shape)} do not fit rows of shape {list(shape)}")
@@ -191,17 +190,15 @@ def dequantize_per_token(
 
 
 class Blocks:
-    """A shape cut into blocks that share their parameters: the dimensions of blocks, and those inside of one."""
+    """A shape split into blocks that share their parameters, with dimensions over blocks and dimensions within them."""
 
     def __init__(self, shape: Shape, block: Sequence[int]) -> None:
-        if len(block) != len(shape):
+        if len(block) != len(shape) or any(b < 1 or n % b for n, b in zip(shape, block)):
             raise ShapeError(f"blocks of {list(block)} do not fit the shape {list(shape)}")
-        self.shape: list[int] = []  # the same elements, in dimensions of either kind
-        self.inside: list[int] = []
+        self.shape: list[int] = []  # over blocks and within blocks
+        self.inside: list[int] = []  # the dimensions within blocks
         self.counts: list[int] = []
         for n, b in zip(shape, block, strict=True):
-            if b < 1 or n % b:
-                raise ShapeError(f"blocks of {list(block)} do not fit the shape {list(shape)}")
             self.counts.append(n // b)
             if b not in (1, n):
                 self.shape.append(n // b)
@@ -210,13 +207,14 @@ class Blocks:
             self.shape.append(n if b in (1, n) else b)
 
     @property
-    def kept(self) -> Shape:
-        """The shape of the parameters, dimensions that lie in one block left out."""
+    def outer(self) -> Shape:
+        """The shape of the parameters, without dimensions of one block."""
         return tuple(n for k, n in enumerate(self.shape) if k not in self.inside)
 
     def parameter(self, t: Tensor) -> Strided:
-        strides = iter(contiguous(self.kept))
-        if t.numel != math.prod(self.kept):
+        """Return a scale or zero point per block, broadcast to `shape`."""
+        strides = iter(contiguous(self.outer))
+        if t.numel != math.prod(self.outer):
             raise ShapeError(f"scales or zero points of shape {list(t.shape)} do not fit {list(self.counts)} blocks")
         return Strided(t, tuple(0 if k in self.inside else next(strides) for k in range(len(self.shape))))
 
@@ -225,7 +223,7 @@ class Blocks:
 
 
 def _range(quant_min: Number | None, quant_max: Number | None, dtype: DType) -> tuple[Number, Number]:
-    """Given, or all that the dtype holds."""
+    """Return the range of quantised values, by default that of the dtype."""
     low, high = (0, 255) if dtype is DType.U8 else (-128, 127)
     return low if quant_min is None else quant_min, high if quant_max is None else quant_max
 
@@ -279,9 +277,9 @@ def _qparams(
     zero: Tensor,
     t: Target,
 ) -> Steps:
-    """Choose scale and zero point for each row of x, the dimensions `dims` of its `shape`: at once if rows are short.
+    """Choose a scale and a zero point for each row of x, over the dimensions `dims` of its `shape`.
 
-    The limits are the first and the last integer and the least scale.
+    The limits are the first and the last integer, and the smallest scale. Short rows take one dispatch.
     """
     first, last, eps = limits
     if not scale.numel:
@@ -320,7 +318,7 @@ def choose_qparams_affine(
     *,
     target: Target,
 ) -> Steps:
-    """The extremes of each block, and zero, are within the range.
+    """Choose parameters such that the extremes of each block and zero are within the range.
 
     Unlike torchao, it takes a range that is not given to be int8's, because a delegate's file does not say the target
     dtype. x is float, as it is wherever activations are quantised.
@@ -328,7 +326,7 @@ def choose_qparams_affine(
     if mapping_type not in RULES or mapping_type == "PER_TOKEN":
         raise InvalidProgram(f"the mapping type '{mapping_type}' is not supported")
     blocks = Blocks(x.shape, block_size)
-    shape = tuple(blocks.counts) if keepdim else blocks.kept
+    shape = tuple(blocks.counts) if keepdim else blocks.outer
     scale = yield Out(shape)
     zero = yield Out(shape)
     low, high = _range(quant_min, quant_max, DType.I8)
@@ -399,7 +397,7 @@ def q8ta_pixel_shuffle(
     *,
     target: Target,
 ) -> Steps:
-    """x (…, C · r², H, W) to (…, C, H · r, W · r)."""
+    """Shuffle x (…, C · r², H, W) to (…, C, H · r, W · r)."""
     r = upscale_factor
     if x.rank < 3 or r < 1 or x.shape[-3] % (r * r):
         raise ShapeError(f"{list(x.shape)} cannot be shuffled by {r}")
@@ -408,8 +406,7 @@ def q8ta_pixel_shuffle(
     planes = math.prod(lead) * channels // (r * r)
     step = h * w
     view = Strided(x, (r * r * step, w, r * step, 1, step))  # over (plane, y, y within, x, x within)
-    body = REQUANTIZE.format(value="(a - a_zero) * a_scale")
+    body, shape = REQUANTIZE.format(value="(a - a_zero) * a_scale"), (planes, h, r, w, r)
     scalars = {"a_zero": input_zero_point, "a_scale": input_scale}
     scalars |= {"inverse": output_inv_scale, "zero": output_zero_point}
-    shape = (planes, h, r, w, r)
     yield pointwise("q8ta_pixel_shuffle", body, [view], out, target, shape=shape, scalars=scalars, compute=DType.F32)

@@ -14,8 +14,7 @@ from ..dtypes import DType
 from ..errors import ShapeError
 from ..graph.graph import Tensor
 from ..kernels import attention_rows as few
-from ..kernels.attention import PAGE, Form
-from ..kernels.attention_merge import merge
+from ..kernels.attention import PAGE, Form, merge
 from ..kernels.cache import write_pages
 from ..kernels.wgsl import store_type
 from ..plan.target import Target

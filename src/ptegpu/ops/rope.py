@@ -14,7 +14,7 @@ ROTARY = "et_vk.apply_rotary_emb_hf.default"
 
 
 def _check_pair(xq: Tensor, xk: Tensor, layout: str = "[B, S, H, D]") -> None:
-    """Query and key have this layout, of one S and one D."""
+    """Raise ShapeError unless query and key have this layout with equal S and D."""
     seq = 1 if layout == "[B, S, H, D]" else 2
     if xq.rank != 4 or xk.rank != 4 or any(xq.shape[k] != xk.shape[k] for k in (seq, 3)):
         shapes = f"{list(xq.shape)} and {list(xk.shape)}"
@@ -29,7 +29,7 @@ def _check_tables(cos: Tensor, sin: Tensor, fits: bool, x: Tensor) -> None:
 
 @op("et_vk.apply_rotary_emb.default", fits="xq float", role="rotary")
 def apply_rotary_emb(xq: Tensor, xk: Tensor, freqs_cos: Tensor, freqs_sin: Tensor) -> Steps:
-    """Pairs (x[2i], x[2i+1]) turn by tables [S, D/2], or [S, H, D/2] where query and key have the same heads."""
+    """Turn pairs (x[2i], x[2i+1]) by tables [S, D/2], or [S, H, D/2] if query and key have the same number of heads."""
     _check_pair(xq, xk)
     _, seq, heads, dim = xq.shape
     shapes = [(seq, dim // 2), (seq, heads, dim // 2)][: 2 if heads == xk.shape[2] else 1]
@@ -50,13 +50,13 @@ def _positions(a: Mapping[str, Any]) -> Iterable[Bounded]:
 
 @op(ROTARY, fits="xq float", indexes=_positions, role="rotary")
 def apply_rotary_emb_hf(xq: Tensor, xk: Tensor, freqs_cos: Tensor, freqs_sin: Tensor, start_pos: SymInt = 0) -> Steps:
-    """The halves of the first R elements turn by rows `start_pos` … of tables; R ≤ D, the rest stays.
+    """Turn the halves of the first R ≤ D elements by rows `start_pos` … of tables; the other elements stay.
 
     Tables [P, R] go with query and key [B, S, H, D]; tables [B, P, R] or [1, P, R] go with [B, H, S, D], because the
     pattern that the operator stands for unsqueezes tables at 1.
 
-    Unlike in ExecuTorch's reference, which takes rows of the first dimension, `start_pos` counts rows of P in tables
-    [B, P, R], too: the exporter stores the start of a slice there, and batches are not sliced.
+    Unlike in ExecuTorch's reference, which takes rows of the first dimension, `start_pos` counts rows of P even in
+    tables [B, P, R]: the exporter stores the start of a slice there, and batches are not sliced.
     """
     by_batch = freqs_cos.rank == 3
     _check_pair(xq, xk, "[B, H, S, D]" if by_batch else "[B, S, H, D]")
@@ -68,14 +68,14 @@ def apply_rotary_emb_hf(xq: Tensor, xk: Tensor, freqs_cos: Tensor, freqs_sin: Te
     _check_tables(freqs_cos, freqs_sin, fits and 0 <= first <= rows - seq, xq)
     q_out = yield Out(xq.shape, xq.dtype)
     k_out = yield Out(xk.shape, xk.dtype)
-    params = {"table_row": width, "table_rows": rows, "table_batch": rows * width if tables > 1 else 0}
-    outs, given = (q_out, k_out), {**params, "start": start_pos}
-    yield Rotary("halves", (xq, xk), (freqs_cos, freqs_sin), outs, given, seq=2 if by_batch else 1)
+    params: dict[str, int | Sym] = {"table_row": width, "table_rows": rows, "start": start_pos}
+    params["table_batch"] = rows * width if tables > 1 else 0
+    yield Rotary("halves", (xq, xk), (freqs_cos, freqs_sin), (q_out, k_out), params, seq=2 if by_batch else 1)
 
 
 @op("et_vk.apply_rotary_emb_interleaved.default", fits="x float")
 def apply_rotary_emb_interleaved(x: Tensor, freqs_cis: Tensor) -> Steps:
-    """x [B, N, C], pairs turn by a table of N · C elements that are (cos, sin) pairs, whatever its shape.
+    """Turn pairs of x [B, N, C] by a table of N · C elements, in any shape, which are pairs (cos, sin).
 
     Unlike in ExecuTorch's reference, halves and a table in float32 give halves, as for the other rotary embeddings.
     """

@@ -1,6 +1,6 @@
-"""The next token, chosen on the GPU: the host reads a token and its log-probability, not the vocabulary.
+"""The choice of the next token on the GPU, so that the host reads a token and its log-probability, not all logits.
 
-These operators are ptegpu's own: no exporter writes them, `ptegpu.models.text` appends them to a model's `forward`.
+These operators are ptegpu's own. No exporter writes them; `ptegpu.models.text` appends them to a model's `forward`.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ from ..errors import ShapeError
 from ..graph.graph import Tensor
 from ..kernels import sample as kernels
 from ..kernels.sample import PART_WORDS
-from ..kernels.sample_rows import each_row
-from ..kernels.sample_selection import BINS, DIGITS, STATE_WORDS, Pick, draw, select
+from ..kernels.sample_selection import BINS, DIGITS, STATE_WORDS, Pick, draw, each_row, select
 from ..plan.target import Target
 from ..sampling import DRAW, PENALTY, SETTINGS, TOP_K, TOP_P
 from ..sizes import largest
@@ -22,17 +21,18 @@ from .registry import Dispatch, Out, Scratch, Steps, op
 
 SAMPLE, SCORE, SAMPLE_ROWS = "ptegpu.sample.default", "ptegpu.score.default", "ptegpu.sample_rows.default"
 
-EACH = 8  # elements per invocation that make a part worth a workgroup
-MOST_PARTS = 2  # times the workgroups that keep a GPU busy
+EACH = 8  # minimum elements of a part per invocation
+MOST_PARTS = 2  # maximum parts, as a multiple of the workgroups that keep a GPU busy
 
 
 @op(SAMPLE, fits="logits float, settings int32, seen int32")
 def sample(logits: Tensor, settings: Tensor, seen: Tensor, how: int, *, target: Target) -> Steps:
-    """A token and its log-probability from the last row of logits: (1,) int32, (1,) float32.
+    """Choose a token from the last row of logits; return it and its log-probability: (1,) int32, (1,) float32.
 
-    `settings` int32[8] are `kernels.sample.SETTINGS`; `seen` has a bit per token, read if `how` has PENALTY. In this
-    order: penalty, temperature, the `top_k` largest, the fewest of these with `top_p` of their probability, those
-    within `floor` of the largest. Ties at a threshold are kept. `how` is a constant of the plan.
+    `settings` int32[8] are those of `ptegpu.sampling.SETTINGS`. `seen` has a bit per token, read if the flags `how`
+    have PENALTY; `how` is a constant of the plan. The steps are, in order: penalty, temperature, the `top_k` largest,
+    the fewest of these with `top_p` of their probability, and those within `floor` of the largest. Ties at a threshold
+    are kept.
     """
     _check(logits)
     token = yield Out((1,), DType.I32)
@@ -73,7 +73,7 @@ def _draw(
     changed = yield Scratch((row["length"],), DType.F32)
     kernel = kernels.statistics(logits.dtype, True, bool(history), target)
     yield Dispatch(kernel, [logits, settings, *history], [changed, statistics], parts, row)
-    states = len(rounds) * BINS  # where they begin in `work`, after the bins
+    states = len(rounds) * BINS  # offset in `work`, after the bins
     work = yield Scratch((states + max(1, len(rounds)) * STATE_WORDS,), DType.I32)
     summary = yield Scratch((4,), DType.F32)
     kernel = kernels.choose(logits.dtype, True, target)
@@ -96,35 +96,35 @@ def _draw(
 class Round(NamedTuple):
     """One digit of a selection."""
 
-    pick: Pick  # how the one before ends
-    fresh: bool  # whether another selection begins
-    mass: bool  # by probability
+    pick: Pick  # the end of the round before
+    fresh: bool  # begins another selection
+    mass: bool  # selects by probability
     digit: int
 
 
-def _rounds(how: int) -> Iterator[Round]:
-    if how & TOP_K:
+def _rounds(flags: int) -> Iterator[Round]:
+    if flags & TOP_K:
         yield Round("none", False, False, 0)
         yield Round("given", False, False, 1)
         yield Round("given", False, False, 2)
-    if how & TOP_P:
-        yield Round("given" if how & TOP_K else "none", True, True, 0)
+    if flags & TOP_P:
+        yield Round("given" if flags & TOP_K else "none", True, True, 0)
         yield Round("share", False, True, 1)
         yield Round("given", False, True, 2)
 
 
 def _before(k: int, rounds: list[Round], states: int) -> dict[str, int]:
-    """Where round `k` finds the bins and the state of the one before."""
+    """Return the parameters that locate the bins and the state of the round before `k`."""
     old = max(0, k - 1)
     return {"old_bins": old * BINS, "old_state": states + old * STATE_WORDS, "old_shift": DIGITS[rounds[old].digit][0]}
 
 
 @op(SAMPLE_ROWS, fits="logits float, settings int32, seen int32")
 def sample_rows(logits: Tensor, settings: Tensor, seen: Tensor, *, target: Target) -> Steps:
-    """A token and its log-probability for each row of logits [1, W, V]: (W,) int32, (W,) float32.
+    """Choose a token for each row of logits [1, W, V]; return tokens and log-probabilities: (W,) int32, (W,) float32.
 
-    `settings` int32[W, 9] has those of `sample` and its `how` for each row; `seen` has bits for each row that has a
-    PENALTY, [W, words], or none at all, [W, 0].
+    `settings` int32[W, 9] has the settings of `sample` and its flags `how` per row. `seen` [W, words] has bits for rows
+    with PENALTY; it is [W, 0] if no row has it.
     """
     if logits.rank != 3 or logits.shape[0] != 1 or not logits.shape[2]:
         raise ShapeError(f"logits of {list(logits.shape)} are not [1, W, V]")
@@ -142,7 +142,7 @@ def sample_rows(logits: Tensor, settings: Tensor, seen: Tensor, *, target: Targe
 
 @op(SCORE, fits="logits float, tokens int32")
 def score(logits: Tensor, tokens: Tensor, *, target: Target) -> Steps:
-    """The log-probability of a given token per row of logits: (1, T) float32. Without tokens nothing is computed."""
+    """Return the log-probability of one token per row of logits: (1, T) float32, which may be empty."""
     _check(logits)
     length = logits.shape[-1]
     rows = logits.numel // length
@@ -166,10 +166,10 @@ def _check(logits: Tensor) -> None:
 
 
 def _row(logits: Tensor, rows: int, target: Target) -> dict[str, int]:
-    """The length of a row, the parts that it is cut into, the elements of one, and where the last `rows` rows begin."""
+    """Return parameters of rows in parts: their length, elements per part, parts, and the offset of the last rows."""
     length = logits.shape[-1]
-    most = largest(1, MOST_PARTS * target.device_class.busy // rows)
-    span = largest(EACH * target.team, -(-length // most))
+    parts = largest(1, MOST_PARTS * target.device_class.busy // rows)
+    span = largest(EACH * target.team, -(-length // parts))
     return {"length": length, "span": span, "parts": -(-length // span), "base": logits.numel - rows * length}
 
 

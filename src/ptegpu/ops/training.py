@@ -1,4 +1,4 @@
-"""Training on the device: gradients of linear layers, new codes for a 4-bit weight, cross entropy, AdamW. In f32."""
+"""Training on the device, in f32: gradients of linear layers, requantised 4-bit weights, cross entropy, AdamW."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from .registry import Bounded, Dispatch, Out, Scratch, Steps, op
 
 @op("et_vk.linear_dW.default", fits="d_out float[..., _], x [..., _]")
 def linear_dw(d_out: Tensor, x: Tensor, *, target: Target) -> Steps:
-    """The gradient of a weight (N, K): d_out (…, N) as a matrix, transposed, times x (…, K)."""
+    """Return the gradient of a weight (N, K): the transpose of d_out (…, N) as a matrix, times x (…, K)."""
     rows, n, k = math.prod(d_out.shape[:-1]), d_out.shape[-1], x.shape[-1]
     if math.prod(x.shape[:-1]) != rows:
         raise ShapeError(f"d_out {list(d_out.shape)} and x {list(x.shape)} must have the same number of rows")
     out = yield Out((n, k))
-    turned = d_out
+    transposed = d_out
     if rows > 1 and n > 1:
-        turned = yield Scratch((n, rows), d_out.dtype)
-        yield pointwise("transpose", "a", [Strided(d_out, (1, n))], turned, target)
-    yield Product(turned, x, False, 1, n, k, rows, out, (n * k, k, 1))
+        transposed = yield Scratch((n, rows), d_out.dtype)
+        yield pointwise("transpose", "a", [Strided(d_out, (1, n))], transposed, target)
+    yield Product(transposed, x, False, 1, n, k, rows, out, (n * k, k, 1))
 
 
 @op("et_vk.linear_q4gsw_backward.default", fits="d_out float[..., n], weights int8|uint8[n, _]")
 def linear_q4gsw_backward(d_out: Tensor, weights: Tensor, weight_scales: Tensor, group_size: int) -> Steps:
-    """The gradient of the input (…, K) of `linear_q4gsw`: d_out (…, N) · weights (N, K / 2); scales (K / group, N)."""
+    """Return the input gradient (…, K) of `linear_q4gsw`: d_out (…, N) · weights (N, K / 2), scales (K / group, N)."""
     n, k = weights.shape[0], 2 * weights.shape[1]
     _check_scales(weight_scales, n, k, group_size)
     out = yield Out((*d_out.shape[:-1], k))
@@ -44,9 +44,9 @@ def linear_q4gsw_backward(d_out: Tensor, weights: Tensor, weight_scales: Tensor,
 
 @op("et_vk.q4gsw_requant.default", fits="latent float[n, k]")
 def q4gsw_requant(latent: Tensor, scales: Tensor, group_size: int, *, target: Target) -> Steps:
-    """latent (N, K) as weights of `linear_q4gsw` (N, K / 2, rounded up) by scales (K / group, N) that stay.
+    """Quantise latent (N, K) to weights of `linear_q4gsw` (N, ceil(K / 2)) by unchanged scales (K / group, N).
 
-    The half byte beyond an odd K is zero.
+    The half byte after an odd K is zero.
     """
     n, k = latent.shape
     _check_scales(scales, n, k, group_size)
@@ -71,9 +71,9 @@ def _check_scales(scales: Tensor, n: int, k: int, group: int) -> None:
     indexes=lambda a: [Bounded(a["labels"], -(2**31), classes) for classes in a["logits"].shape[1:2]],
 )
 def fused_ce(logits: Tensor, labels: Tensor, n_valid: float, *, target: Target) -> Steps:
-    """The sum of the cross entropies of logits (R, V) and labels (R) over `n_valid`, and its gradient (R, V).
+    """Return the cross entropies of logits (R, V) and labels (R), summed over `n_valid`, and the gradient (R, V).
 
-    Rows with a negative label count for nothing.
+    Rows with a negative label are ignored.
 
     Unlike PyTorch, which raises, a label that the GPU computed counts as the last one if it is V or more: checking it
     would need a read back. Others raise.
@@ -110,7 +110,7 @@ def adamw_step(
     *,
     target: Target,
 ) -> Steps:
-    """One step of AdamW on a parameter and its two moments, in place; the results are their new values."""
+    """Update a parameter and its two moments by one step of AdamW, in place, and return their new values."""
     if not param.shape == m.shape == v.shape == grad.shape:
         shapes = ", ".join(str(list(t.shape)) for t in (param, m, v, grad))
         raise ShapeError(f"parameter, moments and gradient must have the same shape, not {shapes}")

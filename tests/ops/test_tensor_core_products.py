@@ -20,7 +20,7 @@ from ptegpu.graph.graph import Tensor
 from ptegpu.graph.schema import Parameter
 from ptegpu.kernels.tensor_core_blocks import NEEDS
 from ptegpu.kernels.tensor_core_products import LARGE, TILES
-from ptegpu.ops import matrices
+from ptegpu.ops import tensor_core_products
 from ptegpu.ops.product import Product
 from ptegpu.ops.registry import OpDef, Out, Steps
 from ptegpu.passes.fuse import fuse_elementwise
@@ -47,18 +47,18 @@ def gpu() -> Iterator[Device]:
 
 @pytest.fixture(autouse=True)
 def small_ones_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(matrices, "WORTH", 1)
-    monkeypatch.setattr(matrices, "WORTH_FEW", 1)
-    monkeypatch.setattr(matrices, "PART_FEW", 128)
-    monkeypatch.setattr(matrices, "WORTH_TWICE", 1)
-    monkeypatch.setattr(matrices, "PART", 512)
-    monkeypatch.setattr(matrices, "EXACT", 512)
+    monkeypatch.setattr(tensor_core_products, "WORTH", 1)
+    monkeypatch.setattr(tensor_core_products, "WORTH_FEW", 1)
+    monkeypatch.setattr(tensor_core_products, "PART_FEW", 128)
+    monkeypatch.setattr(tensor_core_products, "WORTH_TWICE", 1)
+    monkeypatch.setattr(tensor_core_products, "PART", 512)
+    monkeypatch.setattr(tensor_core_products, "EXACT", 512)
 
 
 @pytest.fixture(params=[LARGE, TILES[2]], ids=["large", "small"])
 def tile(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Products that matrix units serve have tiles of this size."""
-    monkeypatch.setattr(matrices, "tile_of", lambda p: request.param)
+    monkeypatch.setattr(tensor_core_products, "tile_of", lambda p: request.param)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +155,7 @@ def test_floats(gpu: Device, tile: None, dtype: Any, precision: Precision, m: in
 
 @pytest.mark.parametrize("op", [Q4, LINEAR])
 def test_k_in_parts(gpu: Device, op: str) -> None:
-    m, n, k = 49, 67, 2 * matrices.PART + 64
+    m, n, k = 49, 67, 2 * tensor_core_products.PART + 64
     s, x, bias = Sketch(), normal(m, k), normal(n)
     if op == Q4:
         weight = Packed.random(Q4, n, k, 64)
@@ -295,7 +295,7 @@ def test_products_that_are_worth_it_together(gpu: Device, monkeypatch: pytest.Mo
     s.returns(*[Packed.random(Q4, n, k, 32).of(s, given) for n in (64, 48, 64)])
     fuse_siblings(s.graph)
     for least, count in ((m * 176 * k, 1), (m * 176 * k + 1, 0)):
-        monkeypatch.setattr(matrices, "WORTH", least)
+        monkeypatch.setattr(tensor_core_products, "WORTH", least)
         names = [kernel.name for kernel in plan_of(s.graph, replace(gpu.target, precision="auto"))[0].kernels]
         assert names.count("matrix_gemm64") == count
 
@@ -324,13 +324,13 @@ def product_of(sets: bool) -> OpDef:
         (batch, n, k), m = b.shape, a.shape[1]
         y = yield Out((batch, m, n))
         strides = (m * n, n, 1), 0, bias, (n, 0, 1), 0
-        yield Product(a, b, True, batch, m, n, k, y, *strides, 3.0, 0.5, sets=a.shape[0] if sets else None)
+        yield Product(a, b, True, batch, m, n, k, y, *strides, 3.0, 0.5, matrix_count=a.shape[0] if sets else None)
 
     return OpDef("test.product", tuple(map(Parameter, ("a", "b", "bias"))), frozenset(), steps=steps)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16], ids=["f32", "f16"])
-@pytest.mark.parametrize(("sets", "k"), [(3, 66), (2, 66), (3, 2 * matrices.PART)])
+@pytest.mark.parametrize(("sets", "k"), [(3, 66), (2, 66), (3, 2 * tensor_core_products.PART)])
 def test_batches(gpu: Device, dtype: Any, sets: int, k: int) -> None:
     batch, m, n = 4 if sets == 2 else 3, 50, 70
     a, b, bias = normal(sets, m, k, dtype=dtype), normal(batch, n, k, dtype=dtype), normal(sets, 1, n, dtype=dtype)
@@ -506,7 +506,7 @@ def test_a_weight_in_parts(gpu: Device, monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.parametrize("op", [Q4, LINEAR, MM])
 def test_a_plan_for_all_sizes(op: str) -> None:
     """It does at each what one does that was made for that size alone, and has few choices."""
-    s, n, k = Sketch(), 130, 2 * matrices.PART
+    s, n, k = Sketch(), 130, 2 * tensor_core_products.PART
     x = s.input(400, k, dtype=DType.F32 if op == Q4 else DType.F16)
     if op == Q4:
         y = Packed.random(Q4, n, k, 32).of(s, x)
