@@ -52,7 +52,7 @@ def _normalised(x: Array, along: tuple[int, ...], eps: float) -> Normalised:
 
 
 def _scaled(x: Array, weight: Array | None, bias: Array | None, shape: Sequence[int] = ()) -> Array:
-    """`x` times weight plus bias, each viewed as `shape`."""
+    """Return `x` times weight plus bias, each viewed as `shape`."""
     if weight is not None:
         x = x * weight.reshape(shape or weight.shape)
     return x if bias is None else x + bias.reshape(shape or bias.shape)
@@ -65,20 +65,20 @@ def native_layer_norm(
     rank = len(normalized_shape)
     if x.shape[x.ndim - rank :] != tuple(normalized_shape):
         raise ShapeError(f"sizes {list(x.shape)} do not end in {list(normalized_shape)}")
-    found, mean, rstd = _normalised(x, tuple(range(x.ndim - rank, x.ndim)), eps)
-    return _scaled(found, weight, bias), mean, rstd
+    result, mean, rstd = _normalised(x, tuple(range(x.ndim - rank, x.ndim)), eps)
+    return _scaled(result, weight, bias), mean, rstd
 
 
 @portable("aten.native_group_norm.default")
 def native_group_norm(
     x: Array, weight: Array | None, bias: Array | None, n: int, channels: int, pixels: int, group: int, eps: float
 ) -> Normalised:
-    found, mean, rstd = _normalised(x.reshape(n, group, channels // group * pixels), (2,), eps)
-    return _scaled(found.reshape(x.shape), weight, bias, _channels(x)), mean[..., 0], rstd[..., 0]
+    result, mean, rstd = _normalised(x.reshape(n, group, channels // group * pixels), (2,), eps)
+    return _scaled(result.reshape(x.shape), weight, bias, _channels(x)), mean[..., 0], rstd[..., 0]
 
 
 def _channels(x: Array) -> list[int]:
-    """The view in which one value per channel meets x (N, C, …)."""
+    """Return the shape in which one value per channel broadcasts to x (N, C, …)."""
     return [-1] + [1] * (x.ndim - 2)
 
 
@@ -93,8 +93,8 @@ def native_batch_norm_no_training(
     eps: float,
 ) -> Normalised:
     rstd = 1 / np.sqrt(running_var.astype(FLOAT64) + eps)
-    found = (x - running_mean.reshape(_channels(x))) * rstd.reshape(_channels(x))
-    return _scaled(found, weight, bias, _channels(x)), np.zeros(0), np.zeros(0)
+    result = (x - running_mean.reshape(_channels(x))) * rstd.reshape(_channels(x))
+    return _scaled(result, weight, bias, _channels(x)), np.zeros(0), np.zeros(0)
 
 
 @portable("aten._native_batch_norm_legit.default")
@@ -119,5 +119,5 @@ def native_batch_norm(
 def native_batch_norm_no_stats(
     x: Array, weight: Array | None, bias: Array | None, training: bool, momentum: float, eps: float
 ) -> Normalised:
-    found, mean, rstd = _normalised(x, (0, *range(2, x.ndim)), eps)
-    return _scaled(found, weight, bias, _channels(x)), mean.reshape(-1), rstd.reshape(-1)
+    result, mean, rstd = _normalised(x, (0, *range(2, x.ndim)), eps)
+    return _scaled(result, weight, bias, _channels(x)), mean.reshape(-1), rstd.reshape(-1)
