@@ -10,7 +10,7 @@ from typing import TypeAlias
 from ..dtypes import DType
 from ..errors import InvalidProgram
 from ..graph.graph import Shape, Sym, Tensor
-from ..kernels.elementwise import BY_STRIDES, Mode, Operand, elementwise
+from ..kernels.elementwise import BY_STRIDES, ElementwiseOperand, Mode, elementwise
 from ..kernels.wgsl import COMPUTE, KernelSpec
 from ..plan.target import Target
 from ..sizes import Size, real, smallest
@@ -123,8 +123,8 @@ def pointwise(
         name,
         body,
         (
-            *(Operand(k, v.tensor.dtype, modes[k], v.sym is not None) for k, v in views.items()),
-            *(Operand(k, kind, "number") for k in numbers),
+            *(ElementwiseOperand(k, v.tensor.dtype, modes[k], v.sym is not None) for k, v in views.items()),
+            *(ElementwiseOperand(k, kind, "number") for k in numbers),
         ),
         out.dtype,
         rank,
