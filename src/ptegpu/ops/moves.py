@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 from ..errors import ShapeError
 from ..graph.graph import Shape, Sym, Tensor
@@ -281,10 +282,8 @@ def split_with_sizes(x: Tensor, sizes: list[int], dim: int = 0, *, outs: tuple[T
     pieces = []
     for size in sizes:
         pieces.append((yield Out([*x.shape[:d], size, *x.shape[d + 1 :]], x.dtype)))
-    start = 0
-    for piece, size in zip(pieces, sizes, strict=True):
+    for piece, start in zip(pieces, accumulate(sizes, initial=0)):
         yield sliced(x, d, start, 1, piece, target)
-        start += size
 
 
 @op("aten.split_copy.Tensor", "aten.split.Tensor", moves=True, walks=walks.sliced)

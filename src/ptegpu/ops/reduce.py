@@ -283,7 +283,11 @@ def logical(base: str, fold: str) -> None:
         out = yield Out(reduced_shape(x, dims, keepdim))
         yield from reduce(fold, x, dims, out, target, kind="i32")
 
-    define([f"{base}.{o}" for o in ("default", "dim", "dims")], rule, "steps", wide=True, fits="x any -> bool|int")
+    def along(x: Tensor, dim: int, keepdim: bool = False, *, target: Target) -> Steps:
+        yield from rule(x, [dim], keepdim, target=target)
+
+    define([f"{base}.default", f"{base}.dims"], rule, "steps", wide=True, fits="x any -> bool|int")
+    define([f"{base}.dim"], along, "steps", wide=True, fits="x any -> bool|int")
 
 
 def spread(

@@ -46,11 +46,8 @@ def aliases(graph: Graph) -> dict[Tensor, Tensor]:
     A copy remains a copy if the source or the result is written in place later, as the two then differ.
     """
     root: dict[Tensor, Tensor] = {}
-    mutated: dict[Tensor, int] = {}
-    for k, node in enumerate(graph.nodes):
-        for t in node.mutates:
-            mutated[t] = k
-    outputs = set(flatten(tuple(graph.outputs)))
+    mutated = {t: k for k, node in enumerate(graph.nodes) for t in node.mutates}
+    outputs, written = set(flatten(tuple(graph.outputs))), {state for state, _ in graph.writebacks}
     for k, node in enumerate(graph.nodes):
         if node.op.view is None:
             continue
@@ -59,14 +56,10 @@ def aliases(graph: Graph) -> dict[Tensor, Tensor]:
         owner = root.get(source, source)
         if out.dtype is not owner.dtype or owner.parts or out in mutated:
             continue
-        if mutated.get(owner, -1) > k or (owner.kind == "state" and (out in outputs or _written(graph, owner))):
+        if mutated.get(owner, -1) > k or (owner.kind == "state" and (out in outputs or owner in written)):
             continue
         root[out] = owner
     return root
-
-
-def _written(graph: Graph, state: Tensor) -> bool:
-    return any(s is state for s, _ in graph.writebacks)
 
 
 def plan_memory(

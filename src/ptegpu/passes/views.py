@@ -24,7 +24,8 @@ def merge_views(graph: Graph) -> None:
         if not node.op.moves or fixed & {*node.values(), *node.outs}:
             remaining.append(node)
             continue
-        first = first_by_key.setdefault((node.op.name, _key(node.args), tuple(map(_declared, node.outs))), node)
+        outs = tuple((o.dtype, o.max_shape) if isinstance(o, Tensor) else None for o in node.outs)
+        first = first_by_key.setdefault((node.op.name, _key(node.args), outs), node)
         same = node.args[0] if _is_same(node) else None
         if outputs & set(node.outs) or (first is node and same is None):
             remaining.append(node)
@@ -38,10 +39,6 @@ def merge_views(graph: Graph) -> None:
 def _key(a: Arg) -> object:
     """Return an argument with its type: 1 and True are different."""
     return tuple(map(_key, a)) if isinstance(a, tuple) else (type(a), a)
-
-
-def _declared(v: Value) -> object:
-    return (v.dtype, v.max_shape) if isinstance(v, Tensor) else None
 
 
 def _is_same(node: Node) -> bool:

@@ -43,10 +43,10 @@ def sigmoid(x: Array) -> Array:
     return 1 / (1 + np.exp(-x))
 
 
-def _float_unary(name: str, function: UnaryFunction) -> None:
+def _unary(name: str, function: UnaryFunction) -> None:
     @portable(f"aten.{name}.default")
     def kernel(x: Array) -> Array:
-        return function(*floats(x))
+        return function(x)
 
 
 _FLOAT: dict[str, UnaryFunction] = {
@@ -77,14 +77,7 @@ _FLOAT: dict[str, UnaryFunction] = {
     "tanh": np.tanh,
 }
 for _name, _function in _FLOAT.items():
-    _float_unary(_name, _function)
-
-
-def _any_unary(name: str, function: UnaryFunction) -> None:
-    @portable(f"aten.{name}.default")
-    def kernel(x: Array) -> Array:
-        return function(x)
-
+    _unary(_name, lambda x, function=_function: function(*floats(x)))
 
 _ANY_DTYPE: dict[str, UnaryFunction] = {
     "_conj_physical": np.conj,
@@ -98,17 +91,10 @@ _ANY_DTYPE: dict[str, UnaryFunction] = {
     "sign": lambda x: (x > 0).astype(np.int8) - (x < 0).astype(np.int8),  # 0 for NaN
 }
 for _name, _function in _ANY_DTYPE.items():
-    _any_unary(_name, _function)
-
-
-def _rounding(name: str, function: UnaryFunction) -> None:
-    @portable(f"aten.{name}.default")
-    def kernel(x: Array) -> Array:
-        return function(x) if x.dtype.kind == "f" else x
-
+    _unary(_name, _function)
 
 for _name, _function in {"ceil": np.ceil, "floor": np.floor, "round": np.rint, "trunc": np.trunc}.items():
-    _rounding(_name, _function)
+    _unary(_name, lambda x, function=_function: function(x) if x.dtype.kind == "f" else x)
 
 
 @portable("aten.elu.default")
@@ -218,22 +204,16 @@ def divide_with_mode(x: Array, y: Array | Number, rounding_mode: str | None) -> 
     return {"floor": floor_divide, "trunc": truncated_divide}[rounding_mode](*promoted(x, y))
 
 
-@portable("aten.add.Scalar", "aten.add.Tensor")
-def add(x: Array, y: Array | Number, alpha: Number = 1) -> Array:
-    a, b = promoted(x, y)
-    return a + b * to(alpha, b.dtype)
+def _scaled(name: str, function: Callable[[Array, Array, Array], Array]) -> None:
+    @portable(f"aten.{name}.Scalar", f"aten.{name}.Tensor")
+    def kernel(x: Array, y: Array | Number, alpha: Number = 1) -> Array:
+        a, b = promoted(x, y)
+        return function(a, b, to(alpha, b.dtype))
 
 
-@portable("aten.sub.Scalar", "aten.sub.Tensor")
-def sub(x: Array, y: Array | Number, alpha: Number = 1) -> Array:
-    a, b = promoted(x, y)
-    return a - b * to(alpha, b.dtype)
-
-
-@portable("aten.rsub.Scalar", "aten.rsub.Tensor")
-def rsub(x: Array, y: Array | Number, alpha: Number = 1) -> Array:
-    b, a = promoted(x, y)
-    return a - b * to(alpha, b.dtype)
+_scaled("add", lambda a, b, alpha: a + b * alpha)
+_scaled("sub", lambda a, b, alpha: a - b * alpha)
+_scaled("rsub", lambda a, b, alpha: b - a * alpha)
 
 
 def _shift(x: Array, y: Array | Number, function: BinaryFunction, beyond: BinaryFunction) -> Array:

@@ -14,24 +14,21 @@ from .registry import Array, portable
 Normalised = tuple[Array, Array, Array]  # the result, means, reciprocal deviations
 
 
-@portable("aten._softmax.default")
-def softmax(x: Array, dim: int, half_to_float: bool) -> Array:
-    if x.size == 0:
-        return x
-    (x,) = floats(x)
-    along = axis(dim, x.ndim) if x.ndim else ()
-    powers = np.exp(x - x.max(axis=along, keepdims=True))
-    return powers / powers.sum(axis=along, keepdims=True, dtype=FLOAT64)
+def _softmax(name: str, log: bool) -> None:
+    @portable(f"aten.{name}.default")
+    def kernel(x: Array, dim: int, half_to_float: bool) -> Array:
+        if x.size == 0:
+            return x
+        (x,) = floats(x)
+        along = axis(dim, x.ndim) if x.ndim else ()
+        shifted = x - x.max(axis=along, keepdims=True)
+        powers = np.exp(shifted)
+        total = powers.sum(axis=along, keepdims=True, dtype=FLOAT64)
+        return shifted - np.log(total) if log else powers / total
 
 
-@portable("aten._log_softmax.default")
-def log_softmax(x: Array, dim: int, half_to_float: bool) -> Array:
-    if x.size == 0:
-        return x
-    (x,) = floats(x)
-    along = axis(dim, x.ndim) if x.ndim else ()
-    shifted = x - x.max(axis=along, keepdims=True)
-    return shifted - np.log(np.exp(shifted).sum(axis=along, keepdims=True, dtype=FLOAT64))
+_softmax("_softmax", log=False)
+_softmax("_log_softmax", log=True)
 
 
 @portable("aten.glu.default")

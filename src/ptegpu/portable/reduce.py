@@ -14,36 +14,27 @@ from .registry import Array, Number, OutSpec, portable
 Dims = Sequence[int] | None
 
 
-@portable("aten.sum.dim_IntList")
-def sum(x: Array, dim: Dims, keepdim: bool = False, dtype: int | None = None, *, outs: Sequence[OutSpec]) -> Array:
-    return x.sum(axis=axes(dim, x.ndim), keepdims=keepdim, dtype=result_accumulator(outs))
+def _mean(x: Array, axis: tuple[int, ...], **options: Any) -> Any:
+    return x.sum(axis=axis, **options) / np.prod([x.shape[a] for a in axis], dtype=np.int64)
 
 
-@portable("aten.sum.default")
-def sum_all(x: Array, dtype: int | None = None, *, outs: Sequence[OutSpec]) -> Array:
-    return x.sum(dtype=result_accumulator(outs))
+def _totals(name: str, overload: str, total: Callable[..., Any]) -> None:
+    """Register a total over some or all dimensions."""
+
+    @portable(f"aten.{name}.{overload}")
+    def along(
+        x: Array, dim: Dims, keepdim: bool = False, dtype: int | None = None, *, outs: Sequence[OutSpec]
+    ) -> Array:
+        return total(x, axis=axes(dim, x.ndim), keepdims=keepdim, dtype=result_accumulator(outs))
+
+    @portable(f"aten.{name}.default")
+    def overall(x: Array, dtype: int | None = None, *, outs: Sequence[OutSpec]) -> Array:
+        return along(x, None, outs=outs)
 
 
-@portable("aten.mean.dim")
-def mean(x: Array, dim: Dims, keepdim: bool = False, dtype: int | None = None, *, outs: Sequence[OutSpec]) -> Array:
-    reduced = axes(dim, x.ndim)
-    count = np.prod([x.shape[a] for a in reduced], dtype=np.int64)
-    return x.sum(axis=reduced, keepdims=keepdim, dtype=result_accumulator(outs)) / count
-
-
-@portable("aten.mean.default")
-def mean_all(x: Array, dtype: int | None = None, *, outs: Sequence[OutSpec]) -> Array:
-    return mean(x, None, outs=outs)
-
-
-@portable("aten.prod.default")
-def prod_all(x: Array, dtype: int | None = None, *, outs: Sequence[OutSpec]) -> Array:
-    return x.prod(dtype=result_accumulator(outs))
-
-
-@portable("aten.prod.dim_int")
-def prod(x: Array, dim: Dims, keepdim: bool = False, dtype: int | None = None, *, outs: Sequence[OutSpec]) -> Array:
-    return x.prod(axis=axes(dim, x.ndim), keepdims=keepdim, dtype=result_accumulator(outs))
+_totals("sum", "dim_IntList", np.sum)
+_totals("mean", "dim", _mean)
+_totals("prod", "dim_int", np.prod)
 
 
 @portable("aten.cumsum.default")
@@ -151,10 +142,14 @@ _extremes("min", np.min, np.argmin)
 def _logical(name: str, function: Callable[..., Any]) -> None:
     """Register `any` or `all`. Unlike elsewhere, an empty list of dimensions reduces none."""
 
-    @portable(*(f"aten.{name}.{overload}" for overload in ("default", "dim", "dims")))
+    @portable(f"aten.{name}.default", f"aten.{name}.dims")
     def kernel(x: Array, dim: Dims = None, keepdim: bool = False) -> Array:
         reduced = () if dim is not None and not dim else axes(dim, x.ndim)
         return np.asarray(function(x.astype(bool), axis=reduced, keepdims=keepdim))
+
+    @portable(f"aten.{name}.dim")
+    def along(x: Array, dim: int, keepdim: bool = False) -> Array:
+        return kernel(x, [dim], keepdim)
 
 
 _logical("any", np.any)
