@@ -9,7 +9,7 @@ second kernel (`loads=False`) reduces these. Sums of halves are f32.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from ..dtypes import DType
 from ..plan.target import Target
@@ -19,6 +19,7 @@ from .lanes import Agreement, Lanes
 from .wgsl import COMPUTE, KernelSpec, Storage, build, u32s
 
 Quads = Literal["", "along", "abreast"]
+Ranks: TypeAlias = tuple[int, int]  # numbers of kept and of reduced dimensions, after collapsing
 
 IN_FLIGHT = 4  # loads of a lane that are issued before the first is used
 ACCUMULATOR = {"f32": DType.F32, "i32": DType.I32}
@@ -94,7 +95,7 @@ def _index(prefix: str, index: str, rank: int) -> str:
 
 
 def _walk(
-    kept: int, reduced: int, lanes: Lanes, quads: Quads, loads: dict[str, str], start: str, body: str, centre: str = ""
+    ranks: Ranks, lanes: Lanes, quads: Quads, loads: dict[str, str], start: str, body: str, centre: str = ""
 ) -> str:
     """Return a loop that runs `body` for each element of this workgroup's part of the row: its number `r`, and
     `<name>_raw` of each load.
@@ -104,7 +105,7 @@ def _walk(
     lines = [
         "  let part = group % P.split;",
         lanes.place("(group / P.split)"),
-        f"  let base = {_index('k', 'row', kept)};",
+        f"  let base = {_index('k', 'row', ranks[0])};",
         "  let end = min((part + 1u) * P.span, P.length);",
         *([f"  let centre = {centre};"] if centre else []),
         *(f"  {start.replace('#', str(k))}" for k in range(IN_FLIGHT)),
@@ -113,7 +114,7 @@ def _walk(
     for k in range(IN_FLIGHT):
         lines.append(f"    let l{k} = l + {k * lanes.count}u; let at{k} = min(l{k}, end - 1u);")
         for name, load in loads.items():
-            lines.append(f"    let {name}_{k} = {load}(base + {_index('r', f'at{k}', reduced)});")
+            lines.append(f"    let {name}_{k} = {load}(base + {_index('r', f'at{k}', ranks[1])});")
     for k in range(IN_FLIGHT):
         lines.append(f"    if (l{k} < end) {{")
         if quads == "along":
@@ -127,10 +128,9 @@ def _walk(
     return "\n".join([*lines, "  }"])
 
 
-def _params(kept: int, reduced: int, start: str) -> list[tuple[str, str]]:
-    names = ["rows", "length", "split", "span"]
-    names += [f"k_{c}{k}" for k in range(kept) for c in "ds"] + [f"r_{c}{k}" for k in range(reduced) for c in "ds"]
-    return [*u32s(*names), ("start", start)]
+def _params(ranks: Ranks, start: str) -> list[tuple[str, str]]:
+    walks = [f"{name}_{c}{k}" for name, rank in zip("kr", ranks) for k in range(rank) for c in "ds"]
+    return [*u32s("rows", "length", "split", "span", *walks), ("start", start)]
 
 
 def _put(name: str, out: DType, value: str, kind: str, quads: Quads) -> str:
@@ -153,8 +153,7 @@ def reduction(
     x: DType,
     out: DType,
     kind: str,  # the accumulator: "f32" or "i32"
-    kept: int,  # dimensions after collapsing
-    reduced: int,
+    ranks: Ranks,
     quads: Quads,
     loads: bool,  # from elements; otherwise from partial results
     finishes: bool,  # into outputs; otherwise into partial results
@@ -174,7 +173,7 @@ def reduction(
     centre = f"centre_at{four}(row)" if centred else ""
     halves = (f"({merge(a='a0', b='a1')})", f"({merge(a='a2', b='a3')})")
     body = [
-        _walk(kept, reduced, lanes, quads, load, "var a# = T(P.start);", each, centre),
+        _walk(ranks, lanes, quads, load, "var a# = T(P.start);", each, centre),
         f"  var a = {merge(a=halves[0], b=halves[1])};",
         lanes.fold({"a": "partial"}, f"a = {merge(a='a', b='there_a')};"),
         f"  if (live && lane == 0u) {{ {_put('y', out, rule.finish if finishes else 'a', kind, quads)} }}",
@@ -189,7 +188,7 @@ def reduction(
         target=target,
         reads=reads,
         writes={"y": Storage(out, 4 if four else 1)},
-        params=[*_params(kept, reduced, kind), *(rule.params if finishes else ())],
+        params=[*_params(ranks, kind), *(rule.params if finishes else ())],
         workgroup=lanes.workgroup,
         shared=lanes.shared(types["T"], "partial"),
         helpers=_aliases(types) + (_EXTREMES[kind] if fold in ("amax", "amin") else ""),
@@ -203,8 +202,7 @@ def extremum(
     x: DType,
     values: DType | None,  # what the extremes are written as, if at all
     kind: str,
-    kept: int,
-    reduced: int,
+    ranks: Ranks,
     quads: Quads,
     loads: bool,  # from elements, which are numbered; otherwise from partial results with their numbers
     lanes: Lanes,
@@ -226,7 +224,7 @@ def extremum(
     put = f"{_put('extreme', values, 'a', kind, quads)} " if values else ""
     numbers = "vec4<i32>(i)" if abreast else "i32(i)"
     lines = [
-        _walk(kept, reduced, lanes, quads, sources, start, each),
+        _walk(ranks, lanes, quads, sources, start, each),
         *(f"  {better(f'a{a}', f'i{a}', f'a{b}', f'i{b}')}" for a, b in ((0, 1), (2, 3), (0, 2))),
         "  var a = a0; var i = i0;",
         lanes.fold({"a": "best", "i": "best_at"}, better("a", "i", "there_a", "there_i")),
@@ -242,7 +240,7 @@ def extremum(
         target=target,
         reads=reads,
         writes={**writes, "y": Storage(DType.I32, write_lanes)},
-        params=_params(kept, reduced, kind),
+        params=_params(ranks, kind),
         workgroup=lanes.workgroup,
         shared={**lanes.shared(types["T"], "best"), **lanes.shared(types["U"], "best_at")},
         helpers=_aliases(types) + _BEFORE[kind].replace("SIGN", sign),

@@ -165,12 +165,12 @@ def reduce(
         accumulator = kernels.ACCUMULATOR[kind]
         partial_shape, remaining = rows.partial(parts)
         partial = yield Scratch(partial_shape, accumulator)
-        kernel = kernels.reduction(fold, dtype, accumulator, kind, *rows.ranks, rows.quads, True, False, lanes, target)
+        kernel = kernels.reduction(fold, dtype, accumulator, kind, rows.ranks, rows.quads, True, False, lanes, target)
         yield launch(kernel, rows, lanes, parts, span, read, [partial], start)
         read, dtype, rows = [partial], accumulator, rows_of(partial_shape, [remaining])
         lanes, span = unsplit_lanes(rows, target), rows.length
     stored = rows.stored(out.dtype, target)
-    kernel = kernels.reduction(fold, dtype, stored, kind, *rows.ranks, rows.quads, parts == 1, True, lanes, target)
+    kernel = kernels.reduction(fold, dtype, stored, kind, rows.ranks, rows.quads, parts == 1, True, lanes, target)
     yield launch(kernel, rows, lanes, 1, span, read, [out], last)
 
 
@@ -188,12 +188,12 @@ def find_extreme(
         accumulator = kernels.ACCUMULATOR[kind]
         partial_shape, remaining = rows.partial(parts)
         partial = [(yield Scratch(partial_shape, accumulator)), (yield Scratch(partial_shape, DType.I32))]
-        kernel = kernels.extremum(sign, dtype, accumulator, kind, *rows.ranks, rows.quads, True, lanes, target)
+        kernel = kernels.extremum(sign, dtype, accumulator, kind, rows.ranks, rows.quads, True, lanes, target)
         yield launch(kernel, rows, lanes, parts, span, read, partial, start)
         read, dtype, rows = partial, accumulator, rows_of(partial_shape, [remaining])
         lanes, span = unsplit_lanes(rows, target), rows.length
     stored = rows.stored(values.dtype, target) if values else None
-    kernel = kernels.extremum(sign, dtype, stored, kind, *rows.ranks, rows.quads, parts == 1, lanes, target)
+    kernel = kernels.extremum(sign, dtype, stored, kind, rows.ranks, rows.quads, parts == 1, lanes, target)
     yield launch(kernel, rows, lanes, 1, span, read, [values, indices] if values else [indices], start)
 
 

@@ -51,5 +51,5 @@ def _parts(t: Tensor, limit: int, target: Target) -> tuple[tuple[int, Tensor], .
 
 
 def _size(t: Tensor, limit: int, target: Target) -> str:
-    takes = f"the constant {t.name}, {t.dtype.value}{list(t.max_shape)}, takes {t.max_nbytes:,} bytes"
-    return f"{takes}, {target.name} binds at most {limit:,}"
+    constant = f"the constant {t.name}, {t.dtype.value}{list(t.max_shape)}"
+    return f"{constant}, takes {t.max_nbytes:,} bytes, {target.name} binds at most {limit:,}"

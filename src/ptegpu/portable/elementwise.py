@@ -43,10 +43,10 @@ def sigmoid(x: Array) -> Array:
     return 1 / (1 + np.exp(-x))
 
 
-def _unary(name: str, function: UnaryFunction) -> None:
+def _unary(name: str, function: UnaryFunction, apply: Callable[[UnaryFunction, Array], Array]) -> None:
     @portable(f"aten.{name}.default")
     def kernel(x: Array) -> Array:
-        return function(x)
+        return apply(function, x)
 
 
 _FLOAT: dict[str, UnaryFunction] = {
@@ -77,7 +77,7 @@ _FLOAT: dict[str, UnaryFunction] = {
     "tanh": np.tanh,
 }
 for _name, _function in _FLOAT.items():
-    _unary(_name, lambda x, function=_function: function(*floats(x)))
+    _unary(_name, _function, lambda function, x: function(*floats(x)))
 
 _ANY_DTYPE: dict[str, UnaryFunction] = {
     "_conj_physical": np.conj,
@@ -91,10 +91,10 @@ _ANY_DTYPE: dict[str, UnaryFunction] = {
     "sign": lambda x: (x > 0).astype(np.int8) - (x < 0).astype(np.int8),  # 0 for NaN
 }
 for _name, _function in _ANY_DTYPE.items():
-    _unary(_name, _function)
+    _unary(_name, _function, lambda function, x: function(x))
 
 for _name, _function in {"ceil": np.ceil, "floor": np.floor, "round": np.rint, "trunc": np.trunc}.items():
-    _unary(_name, lambda x, function=_function: function(x) if x.dtype.kind == "f" else x)
+    _unary(_name, _function, lambda function, x: function(x) if x.dtype.kind == "f" else x)
 
 
 @portable("aten.elu.default")
