@@ -114,7 +114,6 @@ def _loaded_once(o: ElementwiseOperand, rank: int) -> list[str]:
 
 
 def _lane(o: ElementwiseOperand, lane: int, rank: int, rows: bool) -> str:
-    """Return the operand's element for one lane."""
     match o.mode:
         case "quad" | "row":
             return f"{o.name}_quad.{'xyzw'[lane]}"

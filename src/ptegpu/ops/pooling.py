@@ -114,7 +114,6 @@ def _mean(x: Tensor, w: PoolWindows, count_include_pad: bool, divisor: int | Non
 
 
 def _define(rank: int) -> None:
-    """Register the operators that pool `rank` dimensions."""
 
     def max_pool(indices: bool) -> Rule:
         """Return the rule for the largest element of each window, perhaps with its position in the plane."""

@@ -45,7 +45,6 @@ def _image(x: Tensor) -> tuple[int, int]:
 
 
 def _output_size(x: Tensor, output_size: Sequence[int] | None, factors: Sequence[float | None] | None) -> list[int]:
-    """Return the height and width of the output."""
     size = _image(x)
     if output_size:
         to = list(output_size)

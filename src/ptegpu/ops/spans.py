@@ -63,7 +63,6 @@ def _representable(span: Span | None, out: Var) -> Span | None:
 
 
 def _first(a: Operands) -> tuple[int, ...]:
-    """Return the sizes of the first operand."""
     operand = next(iter(a.values()))
     return operand.sizes if isinstance(operand, Var) else ()
 

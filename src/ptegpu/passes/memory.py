@@ -140,7 +140,6 @@ def _fixed(memory: Memory, t: Tensor, constants: dict[ConstantKey, Buffer], name
 
 
 def _intervals(graph: Graph, root: dict[Tensor, Tensor]) -> dict[Tensor, tuple[int, int]]:
-    """Return the (first, last) node of each owner's life."""
     life: dict[Tensor, tuple[int, int]] = {}
     end = len(graph.nodes)
 

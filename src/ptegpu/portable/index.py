@@ -130,7 +130,6 @@ def _folded(x: Array, where: Position, source: Array, reduce: str, include_self:
 
 
 def _neutral(dtype: np.dtype, reduce: str) -> Number:
-    """Return the neutral element of a fold."""
     if reduce not in ("amax", "amin"):
         return int(reduce == "prod")
     if dtype.kind == "b":

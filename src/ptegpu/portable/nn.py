@@ -49,7 +49,6 @@ def _normalised(x: Array, along: tuple[int, ...], eps: float) -> Normalised:
 
 
 def _scaled(x: Array, weight: Array | None, bias: Array | None, shape: Sequence[int] = ()) -> Array:
-    """Return `x` times weight plus bias, each viewed as `shape`."""
     if weight is not None:
         x = x * weight.reshape(shape or weight.shape)
     return x if bias is None else x + bias.reshape(shape or bias.shape)

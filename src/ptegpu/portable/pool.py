@@ -49,7 +49,6 @@ def _pool_windows(
 
 
 def _define(rank: int) -> None:
-    """Register the operators that pool `rank` dimensions."""
 
     @portable(f"aten.avg_pool{rank}d.default")
     def avg_pool(
