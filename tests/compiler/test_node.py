@@ -339,7 +339,7 @@ def test_a_program_that_takes_fewer_results_than_there_are_is_refused() -> None:
     s.graph.nodes[0].outs = (y,)
     with pytest.raises(InvalidProgram) as error:
         plan_of(s.returns(y))
-    assert "aten.max.dim #0: it has more results than the 1 that the program takes" == str(error.value)
+    assert "aten.max.dim #0: it has more results than the 1 that the program declares" == str(error.value)
 
 
 def test_ports_are_in_the_order_of_the_graph() -> None:

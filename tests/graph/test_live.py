@@ -92,7 +92,7 @@ def test_more_results_than_an_operator_has_are_counted() -> None:
     op = REGISTRY["aten.native_layer_norm.default"]
     with pytest.raises(ShapeError) as error:
         evaluate(Node(op, (x, (3,), None, None, 1e-5), (y, mean, rstd, extra), "norm #7"), nothing)
-    assert "norm #7: aten.native_layer_norm.default gives 3 results, the program takes 4" == str(error.value)
+    assert "norm #7: aten.native_layer_norm.default has 3 results, the program declares 4" == str(error.value)
 
 
 def test_data_that_the_host_cannot_have_is_named() -> None:

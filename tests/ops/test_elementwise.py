@@ -314,12 +314,12 @@ def refused(case: Case, out: np.ndarray) -> str:
         (
             aten("div.Tensor_mode", T((2,)), T((2,)), "up"),
             np.float32,
-            "aten.div.Tensor_mode: rounding mode 'up' is neither floor nor trunc",
+            "aten.div.Tensor_mode: invalid rounding mode 'up': expected floor, trunc or None",
         ),
         (
             aten("gelu.default", T((2,)), "sin"),
             np.float32,
-            "aten.gelu.default: gelu's approximation 'sin' is neither none nor tanh",
+            "aten.gelu.default: invalid approximation 'sin' of gelu: expected none or tanh",
         ),
         (
             aten("clamp.Tensor", T((2,)), None, None),

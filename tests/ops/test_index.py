@@ -142,7 +142,7 @@ BROWSER = [c for c in CASES if c.args[0].dtype in (F16, I8, BOOL)][::2]
         ),
         (
             aten("scatter.src", T((3, 3)), 1, at(3, 2, 2), T((2, 1))),
-            "an index of [2, 2] takes more than a source of [2, 1] has",
+            "an index of [2, 2] exceeds a source of [2, 1]",
         ),
     ],
     ids=str,

@@ -192,7 +192,7 @@ def refusal(case: Case) -> str:
 @pytest.mark.parametrize(
     ("case", "text"),
     [
-        (total((T((2, 3)), [0, -2], False)), "a dimension is given twice in [0, -2]"),
+        (total((T((2, 3)), [0, -2], False)), "a dimension occurs twice in [0, -2]"),
         (total((T((2, 3)), [2], False)), "dimension 2 is out of range for rank 2"),
         (
             Case("aten.amax.default", (T((2, 0)), [1], False)),

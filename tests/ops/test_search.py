@@ -71,7 +71,7 @@ REFUSED = [
         searchsorted(T((3,)), T((3,)), False, False, None, T((3,), I8)),
         "'sorter' is arg2:int8[3], but must be int32",
     ),
-    (searchsorted(T((3,)), T((3,)), False, False, "top"), "side 'top' is neither left nor right"),
+    (searchsorted(T((3,)), T((3,)), False, False, "top"), "invalid side 'top': expected left or right"),
 ]
 
 

@@ -122,14 +122,14 @@ def test_new_values_of_states_may_be_constants() -> None:
 
 
 def test_a_large_fill_is_made_on_the_gpu_and_a_small_one_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fold, "LARGEST_FILL", 64)
+    monkeypatch.setattr(fold, "MAX_FILL", 64)
     s = Sketch()
     small, large = s.tensor("aten.full.default", (16,), 1.0), s.tensor("aten.full.default", (17,), 1.0)
     assert ["aten.full.default #1"] == folded(s.returns(small, large))
 
 
 def test_a_large_result_is_left_to_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fold, "LARGEST", 64)
+    monkeypatch.setattr(fold, "MAX_RESULT", 64)
     s = Sketch()
     graph = s.returns(s.tensor("aten.relu.default", s.constant(np.ones(17, np.float32))))
     assert ["aten.relu.default #0"] == folded(graph)

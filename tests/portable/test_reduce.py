@@ -70,7 +70,12 @@ CASES: list[Case] = [
         for dim in (0, -1)
         for keepdim in (False, True)
     ),
-    *(case("any.dims", b(2, 3, 2), dim, k) for dim in (None, [], [1], [0, -1]) for k in (False, True)),
+    *(
+        case(f"{name}.dims", b(2, 3, 2), dim, k)
+        for name in ("any", "all")
+        for dim in (None, [], [1], [0, -1])
+        for k in (False, True)
+    ),
     *(
         case(f"{n}.default", x, d)
         for n in ("cummax", "cummin")

@@ -1,1 +1,1 @@
-"""WGSL: how bodies become modules (`wgsl`), and one file of kernels per operator family."""
+"""WGSL kernels, one file per operator family; `wgsl` assembles modules from their bodies."""

@@ -1,7 +1,7 @@
-"""Kernels that choose, for each output element, where it comes from: joining, overlaying, padding, rolling.
+"""Kernels that choose a source for each output element: joining, overlaying, padding, rolling.
 
-As in `elementwise`, an invocation writes four consecutive elements, so every dtype is written directly. Joining and
-overlaying think of elements or, where all widths are multiples of four, of whole quads: their sizes are then in quads.
+As in `elementwise`, an invocation writes four consecutive elements, so it can write every dtype. Joining and overlaying
+count in elements or, if all widths are multiples of four, in quads.
 """
 
 from __future__ import annotations
@@ -20,33 +20,25 @@ Axis = Literal["plain", "pad", "roll"]
 
 @cached(1024)
 def join(sources: tuple[DType, ...], out: DType, quads: bool, target: Target) -> KernelSpec:
-    """Rows put side by side: row r of the output is row r of each source in turn.
+    """Put rows side by side: row r of the output is row r of each source in turn.
 
     Each source x has rows of `P.x_width`, and ends at column `P.x_end` of the output's rows of `P.width`.
     """
     params = u32s("n", "width")
-    lines, before = [], ""
+    lines, before = ["let row = i / P.width;", "let column = i % P.width;"], ""
     for k, (x, dtype) in enumerate(zip(NAMES, sources)):
         params += u32s(f"{x}_width", f"{x}_end")
-        value = _taken(x, f"row * P.{x}_width + column{before}", dtype, out, quads)
+        value = _element(x, f"row * P.{x}_width + column{before}", dtype, out, quads)
         last = k == len(sources) - 1
         lines.append(f"return {value};" if last else f"if (column < P.{x}_end) {{ return {value}; }}")
         before = f" - P.{x}_end"
-    return chosen(
-        "join",
-        ["let row = i / P.width;", "let column = i % P.width;", *lines],
-        dict(zip(NAMES, sources)),
-        out,
-        params,
-        quads,
-        target,
-    )
+    return chosen("join", lines, dict(zip(NAMES, sources)), out, params, quads, target)
 
 
 @cached(1024)
 def overlay(x: DType, source: DType, symbolic: bool, quads: bool, target: Target) -> KernelSpec:
-    """`a` of shape (outer, size, inner) with `b` of shape (outer, count, inner) in its place at every `step`-th
-    position from `start` on, which is a parameter or a symbolic int."""
+    """Replace every `step`-th slice of `a` (outer, size, inner) by one of `b` (outer, count, inner), from `start` on,
+    which is a parameter or a symbolic int."""
     params = [*u32s("n", "size", "inner", "count"), ("step", "i32")]
     params += [("start", "sym" if symbolic else "i32")]
     start = "wrapped(sym(P.start), i32(P.size))" if symbolic else "P.start"
@@ -55,9 +47,9 @@ def overlay(x: DType, source: DType, symbolic: bool, quads: bool, target: Target
         f"let k = i32(r % P.size) - {start};",
         "if (k >= 0 && k % P.step == 0 && u32(k / P.step) < P.count) {",
         "  let row = (r / P.size) * P.count + u32(k / P.step);",
-        f"  return {_taken('b', 'row * P.inner + i % P.inner', source, x, quads)};",
+        f"  return {_element('b', 'row * P.inner + i % P.inner', source, x, quads)};",
         "}",
-        f"return {_taken('a', 'i', x, x, quads)};",
+        f"return {_element('a', 'i', x, x, quads)};",
     ]
     helpers = WRAPPED if symbolic else ""
     return chosen("overlay", lines, {"a": x, "b": source}, x, params, quads, target, helpers)
@@ -65,8 +57,8 @@ def overlay(x: DType, source: DType, symbolic: bool, quads: bool, target: Target
 
 @cached(1024)
 def remap(dtype: DType, axes: tuple[Axis, ...], target: Target) -> KernelSpec:
-    """`a` at coordinates that each axis k of the output changes: "pad" subtracts `P.low{k}` and, outside of
-    `P.size{k}`, gives the number `P.fill`; "roll" adds `P.low{k}` and wraps around."""
+    """Read `a` at coordinates that each axis k of the output changes: "pad" subtracts `P.low{k}` and gives `P.fill`
+    outside of `P.size{k}`; "roll" adds `P.low{k}` and wraps around."""
     rank = len(axes)
     params = [*sizes(rank), ("fill", param_type(dtype))]
     lines = decode("c", "i", rank)
@@ -91,7 +83,7 @@ def remap(dtype: DType, axes: tuple[Axis, ...], target: Target) -> KernelSpec:
 
 @cached(32)
 def triangle(dtype: DType, sign: Literal["<=", ">="], target: Target) -> KernelSpec:
-    """Matrices of `P.height` × `P.width` with zeros but where column - row is on that side of `P.diagonal`."""
+    """Zero matrices of `P.height` × `P.width` except where column - row is on one side of `P.diagonal`."""
     lines = [
         "let column = i32(i % P.width); let row = i32(i / P.width % P.height);",
         f"if (column - row {sign} P.diagonal) {{ return a_at(i); }}",
@@ -101,8 +93,8 @@ def triangle(dtype: DType, sign: Literal["<=", ">="], target: Target) -> KernelS
     return chosen("triangle", lines, {"a": dtype}, dtype, params, False, target)
 
 
-def _taken(x: str, at: str, dtype: DType, out: DType, quads: bool) -> str:
-    """The element (or quad) of `x` at a position, as the output's compute type."""
+def _element(x: str, at: str, dtype: DType, out: DType, quads: bool) -> str:
+    """Return the element (or quad) of `x` at a position, in the output's compute type."""
     if not quads:
         return convert(f"{x}_at({at})", COMPUTE[dtype], COMPUTE[out])
     value, own, to = f"{x}_at4({at})", COMPUTE[dtype], COMPUTE[out]
@@ -121,7 +113,7 @@ def chosen(
     target: Target,
     helpers: str = "",
 ) -> KernelSpec:
-    """A kernel whose function `chosen(i)` is the output's element (or quad) number i."""
+    """Return a kernel from the body of a function that returns the output's element (or quad) number i."""
     element = f"vec4<{COMPUTE[out]}>"
     if quads:
         result, body = element, "  y_put4(q, chosen(q));"

@@ -13,7 +13,7 @@ from .wgsl import KernelSpec, Storage, build, u32s
 
 Norm = Literal["0", "1", "2", "inf", "p"]
 
-# What a difference d > 0 adds to the total, and what the total becomes.
+# The new total for a difference d, and the distance for the last total.
 _NORMS: dict[Norm, tuple[str, str]] = {
     "0": ("total + select(1.0, 0.0, d == 0.0)", "total"),
     "1": ("total + d", "total"),
@@ -25,7 +25,7 @@ _NORMS: dict[Norm, tuple[str, str]] = {
 
 @cached(64)
 def distance(norm: Norm, a: DType, b: DType, out: DType, rank: int, lanes: int, target: Target) -> KernelSpec:
-    """Output element c is the distance of the rows of `P.width` loads that begin at Σ c·a_s and Σ c·b_s."""
+    """Set output element c to the distance of the rows of `P.width` loads that begin at Σ c·a_s and Σ c·b_s."""
     add, end = _NORMS[norm]
     four = "4" if lanes == 4 else ""
     kind = "vec4<f32>" if lanes == 4 else "f32"

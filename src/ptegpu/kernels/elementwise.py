@@ -1,16 +1,16 @@
-"""One generator for everything that computes each output element from a few input elements.
+"""The generator of all kernels that compute each output element from a few input elements.
 
 An invocation makes four consecutive output elements, so that bools, bytes and halves fill whole words. The operator's
 body is a scalar WGSL expression (or statements with `return`) over its operands' names, `i`, the number of the output
-element, and the library of `functions.wgsl`. How each operand is found is its mode:
+element, and the library of `functions.wgsl`. Each operand has a mode:
 
 - "quad": laid out like the output: one aligned load of four;
 - "one": a single element for all outputs;
 - "strided": offset + Σ coordinate · stride over the collapsed output shape (broadcasts, permutes, slices, flips);
 - "number": a parameter.
 
-Where the innermost dimension is a multiple of four (`rows`), the four lanes share the outer coordinates, which are
-then worked out once, and a strided operand can be found with one load:
+If the innermost dimension is a multiple of four (`rows`), the four lanes share the outer coordinates, which are
+computed once, and one load can serve a strided operand:
 
 - "row": the lanes are neighbours and aligned;
 - "splat": the lanes share one element.
@@ -30,8 +30,8 @@ Mode = Literal["quad", "one", "strided", "row", "splat", "number"]
 BY_STRIDES = ("strided", "row", "splat")
 
 
-class Operand(NamedTuple):
-    """What a kernel is made for: how the operand `name` of the body is stored and found."""
+class ElementwiseOperand(NamedTuple):
+    """The operand `name` of a body: its dtype, and the mode in which the kernel reads it."""
 
     name: str
     dtype: DType
@@ -43,10 +43,10 @@ class Operand(NamedTuple):
 def elementwise(
     name: str,
     body: str,
-    operands: tuple[Operand, ...],
+    operands: tuple[ElementwiseOperand, ...],
     out: DType,
-    rank: int,  # of the collapsed output shape; 0 when no operand has strides
-    rows: bool,  # the innermost size is a multiple of four, and given in quads
+    rank: int,  # of the collapsed output shape; 0 if no operand has strides
+    rows: bool,  # the innermost size is a multiple of four, and counted in quads
     compute: DType | None,  # the type operands are converted to; None: each its own
     target: Target,
     helpers: str = "",  # functions that the body calls
@@ -94,12 +94,12 @@ def elementwise(
     )
 
 
-# An index as PyTorch takes it: negative ones count from the end, and none leaves the dimension.
+# An index with PyTorch's meaning: a negative one counts from the end. It is clamped to the dimension.
 WRAPPED = "fn wrapped(i: i32, size: i32) -> i32 { return clamp(select(i, i + size, i < 0), 0, max(size - 1, 0)); }"
 
 
-def _loaded_once(o: Operand, rank: int) -> list[str]:
-    """The load that all four lanes share, if there is one."""
+def _loaded_once(o: ElementwiseOperand, rank: int) -> list[str]:
+    """Return the load that all four lanes share, if there is one."""
     match o.mode:
         case "quad":
             return [f"  let {o.name}_quad = {o.name}_at4(q);"]
@@ -113,8 +113,7 @@ def _loaded_once(o: Operand, rank: int) -> list[str]:
             return []
 
 
-def _lane(o: Operand, lane: int, rank: int, rows: bool) -> str:
-    """The operand's element for one lane."""
+def _lane(o: ElementwiseOperand, lane: int, rank: int, rows: bool) -> str:
     match o.mode:
         case "quad" | "row":
             return f"{o.name}_quad.{'xyzw'[lane]}"
@@ -129,7 +128,8 @@ def _lane(o: Operand, lane: int, rank: int, rows: bool) -> str:
 
 
 def decode(prefix: str, number: str, rank: int, *, inner: int = 1) -> list[str]:
-    """Statements that split a flat number into i32 coordinates by the sizes `P.d0` …; the last counts `inner`s."""
+    """Return statements that split a flat number into i32 coordinates by the sizes `P.d0` …; the last is multiplied by
+    `inner`."""
     lines = [f"  var {prefix}r = {number};"]
     for k in reversed(range(1, rank)):
         lines.append(f"  let {prefix}{k} = i32({prefix}r % P.d{k}){_times(k, rank, inner)};")
@@ -139,7 +139,7 @@ def decode(prefix: str, number: str, rank: int, *, inner: int = 1) -> list[str]:
 
 
 def sizes(rank: int) -> list[tuple[str, str]]:
-    """Return the parameters of a walk that `decode` splits: its number of elements, and its sizes."""
+    """Return the parameters that `decode` needs: the number of elements and the sizes."""
     return u32s("n", *(f"d{k}" for k in range(rank)))
 
 
@@ -149,7 +149,7 @@ def place(name: str, rank: int, prefix: str = "c") -> str:
 
 
 def param_type(dtype: DType) -> str:
-    """Return the type of a number among the parameters, which know no bool."""
+    """Return the type of a number among the parameters, which cannot be bools."""
     return {"bool": "u32"}.get(COMPUTE[dtype], COMPUTE[dtype])
 
 
@@ -158,12 +158,12 @@ def _times(k: int, rank: int, inner: int) -> str:
 
 
 def address(name: str, prefix: str, rank: int) -> str:
-    """Where an operand's element is: its base and strides at the coordinates."""
+    """Return the address of an operand's element, from its base and strides."""
     return " + ".join([f"{name}_base", *(f"{prefix}{k} * P.{name}_s{k}" for k in range(rank))])
 
 
 def _computed(value: str, source: DType, to: DType) -> str:
-    """A WGSL expression of an operand in the type it is computed in: an int that becomes one of 8 bits wraps."""
+    """Return an expression for an operand in the type it is computed in; an int converted to 8 bits wraps."""
     converted = convert(value, COMPUTE[source], COMPUTE[to])
     if source in (to, DType.BOOL) or source not in INTS:
         return converted
@@ -171,7 +171,7 @@ def _computed(value: str, source: DType, to: DType) -> str:
 
 
 def convert(value: str, source: str, to: str) -> str:
-    """A WGSL expression of compute type `source` as type `to`."""
+    """Return an expression that converts `value` from compute type `source` to `to`."""
     if source == to:
         return value
     if to == "bool":

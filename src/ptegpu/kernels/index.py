@@ -1,8 +1,8 @@
-"""Reads and writes at positions that tensors of indices name.
+"""Reads and writes at positions given by tensors of indices.
 
-Both walk a shape whose coordinates address, by strides, the indices and the other side: `take` walks the output and
-reads the tensor, `put` walks the values and writes the output. An index counts from the end where it is negative; one
-outside of its dimension reads the nearest element, and writes nothing.
+Both kernels run over a shape whose coordinates address, by strides, the indices and the tensor: `take` runs over the
+output and reads the tensor, `put` runs over the values and writes the output. A negative index counts from the end; one
+out of range reads the nearest element and writes nothing.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from .wgsl import COMPUTE, I32, KernelSpec, Storage, build
 
 
 def _walk(rank: int, indices: int) -> list[tuple[str, str]]:
-    """Parameters of both kernels: the shape walked, and for the tensor and each index its strides over it."""
+    """Return the parameters of both kernels: the shape, and the strides of the tensor and of each index over it."""
     params = sizes(rank)
     params += [(f"x_s{k}", "i32") for k in range(rank)]
     for j in range(indices):
@@ -24,22 +24,21 @@ def _walk(rank: int, indices: int) -> list[tuple[str, str]]:
 
 
 def own_params(j: int, rank: int) -> list[tuple[str, str]]:
-    """Return the parameters of index j: its strides over a walk, the size that it is within, and its stride there."""
+    """Return the parameters of index j: its strides, and the size and stride of its dimension."""
     return [*((f"i{j}_s{k}", "i32") for k in range(rank)), (f"i{j}_size", "i32"), (f"i{j}_stride", "i32")]
 
 
 def from_end(j: int, rank: int) -> list[str]:
-    """Return lines that declare `k{j}`, the place that index j names; a negative index counts from the end."""
+    """Return lines that declare `k{j}`, the value of index j; a negative one counts from the end."""
     at = place(f"i{j}", rank)
     return [f"  var k{j} = i{j}_at(u32({at}));", f"  k{j} = select(k{j}, k{j} + P.i{j}_size, k{j} < 0);"]
 
 
 @cached(1024)
 def take(dtype: DType, indices: int, rank: int, rows: bool, target: Target) -> KernelSpec:
-    """Output element c is `x` at Σ c·x_s + Σⱼ index j (at Σ c·ij_s) · ij_stride.
+    """Set output element c to `x` at Σ c·x_s + Σⱼ index j (at Σ c·ij_s) · ij_stride.
 
-    With `rows`, four outputs at a time share their indices and are neighbours, aligned, in `x`; the innermost size is
-    then given in quads.
+    With `rows`, four outputs share their indices and are an aligned quad of `x`; the innermost size is in quads.
     """
     lanes = [""] if rows else [str(lane) for lane in range(4)]
     lines = ["  let q = group * WG + lid;", "  if (q * 4u >= P.n) { return; }"]
@@ -68,8 +67,8 @@ def take(dtype: DType, indices: int, rank: int, rows: bool, target: Target) -> K
 
 @cached(1024)
 def put(values: DType | None, out: DType, indices: int, rank: int, target: Target) -> KernelSpec:
-    """Writes value c (at Σ c·v_s, or the number `P.value`) where `take` would read it. Of several values for one
-    place any may stay."""
+    """Write value c (at Σ c·v_s, or the number `P.value`) where `take` would read it. Of several values for one
+    position, any may win."""
     kind = COMPUTE[out]
     params = _walk(rank, indices)
     reads = {f"i{j}": I32 for j in range(indices)}

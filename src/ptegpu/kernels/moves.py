@@ -1,4 +1,4 @@
-"""A transposed copy through tiles in shared memory, so that both sides are read and written in whole lines."""
+"""A transposed copy through tiles in workgroup memory: contiguous reads on one side, contiguous writes on the other."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from ..sizes import cached
 from .wgsl import COMPUTE, KernelSpec, Storage, build, u32s
 
 TALL, BROAD = 64, 32  # of a tile: elements that are neighbours in x, and in y
-_PITCH = TALL + 1  # of the tile's lines, so that a column lies in as many banks as a line
+_PITCH = TALL + 1  # of the tile's lines: it spreads a column over the banks like a line
 
 
 @cached(256)
 def transposition(dtype: DType, outer: int, quads: bool, target: Target) -> KernelSpec:
-    """Of (outer, r, c): element r of x follows r - 1, element c of y follows c - 1; `P.c` is a multiple of four.
+    """Transpose (outer, r, c): r is contiguous in x, c in y; `P.c` is a multiple of four.
 
-    With `quads`, everything about x is a multiple of four too.
+    With `quads`, the sizes and strides of x are multiples of four as well.
     """
     kind = COMPUTE[dtype]
-    held = "u32" if kind == "bool" else kind
+    tile_type = "u32" if kind == "bool" else kind
     workgroup = target.workgroup(256)
     lines = [
         "  let tile = group % (P.tiles_r * P.tiles_c);",
@@ -36,9 +36,9 @@ def transposition(dtype: DType, outer: int, quads: bool, target: Target) -> Kern
         lines.append("      let at = x_base + (c0 + c) * P.x_c + r0 + r;")
         if quads:
             lines.append("      let v = x_at4(at >> 2u);")
-            lines += [f"      held[c * {_PITCH}u + r + {k}u] = {held}(v.{'xyzw'[k]});" for k in range(4)]
+            lines += [f"      held[c * {_PITCH}u + r + {k}u] = {tile_type}(v.{'xyzw'[k]});" for k in range(4)]
         else:
-            lines.append(f"      held[c * {_PITCH}u + r] = {held}(x_at(at));")
+            lines.append(f"      held[c * {_PITCH}u + r] = {tile_type}(x_at(at));")
         lines.append("    } }")
     lines.append("  workgroupBarrier();")
     for first in range(0, TALL * BROAD // 4, workgroup):
@@ -49,22 +49,14 @@ def transposition(dtype: DType, outer: int, quads: bool, target: Target) -> Kern
             f"      y_put4((y_base + (r0 + r) * P.y_r + c0 + c) >> 2u, vec4<{kind}>({four}));",
             "    } }",
         ]
-    names = [
-        "r",
-        "c",
-        "tiles_r",
-        "tiles_c",
-        "x_c",
-        "y_r",
-        *(f"{n}{k}" for k in range(outer) for n in ("d", "x_s", "y_s")),
-    ]
+    names = ("r", "c", "tiles_r", "tiles_c", "x_c", "y_r")
     return build(
         "transpose",
         "\n".join(lines),
         target=target,
         reads={"x": Storage(dtype, 4 if quads else 1)},
         writes={"y": Storage(dtype, 4)},
-        params=u32s(*names),
+        params=u32s(*names, *(f"{n}{k}" for k in range(outer) for n in ("d", "x_s", "y_s"))),
         workgroup=workgroup,
-        shared={"held": (held, BROAD * _PITCH)},
+        shared={"held": (tile_type, BROAD * _PITCH)},
     )

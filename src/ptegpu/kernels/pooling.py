@@ -1,8 +1,7 @@
 """Pooling over one to three axes: each output is the largest, or the mean, of a window of its plane.
 
 Windows are `sliding` (a kernel of `P.k`, steps of `P.s`, `P.p` of padding, taps `P.d` apart along each axis) or `even`
-stretches of the input, as many as there are outputs. An invocation makes four consecutive outputs, so that every dtype
-is written directly.
+stretches of the input, one per output. An invocation computes four consecutive outputs, so it can write every dtype.
 """
 
 from __future__ import annotations
@@ -23,9 +22,9 @@ Divisor = Literal["window", "inside", "number"]  # the window with its padding, 
 
 @cached(128)
 def largest(x: DType, y: DType, indices: bool, extent: Extent, rank: int, target: Target) -> KernelSpec:
-    """The largest of each window, NaN if one is there, and with `indices` its position in the plane.
+    """Find the largest element of each window, or NaN if there is one, and with `indices` its position in the plane.
 
-    The first of equals counts, but the last NaN.
+    Of equal elements, the first counts; of NaNs, the last.
     """
     axes = range(rank)
     kind = COMPUTE[x]
@@ -61,7 +60,7 @@ def largest(x: DType, y: DType, indices: bool, extent: Extent, rank: int, target
 
 @cached(128)
 def mean(x: DType, y: DType, divisor: Divisor, extent: Extent, rank: int, target: Target) -> KernelSpec:
-    """The mean of each window; padding counts as zeros."""
+    """Compute the mean of each window; padding counts as zeros."""
     axes = range(rank)
     body = _bounds(extent, axes, dilated=False)
     if extent == "sliding":
@@ -95,7 +94,7 @@ def _params(extent: Extent, sliding: str, axes: Iterable[int]) -> list[tuple[str
 
 
 def _bounds(extent: Extent, axes: range, dilated: bool) -> list[str]:
-    """Declares the first (`b`) and the end (`e`) of output `i`'s window along each axis, and where its plane is."""
+    """Declare the begin (`b`) and end (`e`) of output `i`'s window along each axis, and the offset of its plane."""
     lines = ["var rest = i;"]
     for k in reversed(axes):
         lines += [f"let c{k} = i32(rest % u32(P.o{k})); rest = rest / u32(P.o{k});"]

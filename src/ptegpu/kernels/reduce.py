@@ -1,15 +1,15 @@
 """Reductions and scans over strided rows.
 
-A row is what ends in one output: its elements are walked through the collapsed reduced dimensions, and its place is
-found through the collapsed kept ones. A load is one element, four neighbours of a row ("along"), or the same element of
-four neighbouring rows ("abreast"), which then are one row of vectors. `P.split` workgroups may share a row; each writes
-a partial result, and a second kernel (`loads=False`) reduces those. Sums of halves are f32.
+A row holds the elements of one output. The collapsed reduced dimensions address its elements, the collapsed kept ones
+its beginning. A load is one element, four neighbours of a row ("along"), or the same element of four neighbouring rows
+("abreast"), which form one row of vectors. `P.split` workgroups may share a row; each writes a partial result, and a
+second kernel (`loads=False`) reduces these. Sums of halves are f32.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from ..dtypes import DType
 from ..plan.target import Target
@@ -19,6 +19,7 @@ from .lanes import Agreement, Lanes
 from .wgsl import COMPUTE, KernelSpec, Storage, build, u32s
 
 Quads = Literal["", "along", "abreast"]
+Ranks: TypeAlias = tuple[int, int]  # numbers of kept and of reduced dimensions, after collapsing
 
 IN_FLIGHT = 4  # loads of a lane that are issued before the first is used
 ACCUMULATOR = {"f32": DType.F32, "i32": DType.I32}
@@ -26,7 +27,7 @@ ACCUMULATOR = {"f32": DType.F32, "i32": DType.I32}
 
 @dataclass(frozen=True, slots=True)
 class Fold:
-    """How elements `x` become an accumulator `a`, two of those one, and the last one the result; `T` is their type."""
+    """A reduction: how an element `x` becomes an accumulator `a` of type `T`, how two combine, how one finishes."""
 
     combine: Agreement
     load: str = "x"
@@ -73,7 +74,7 @@ _BEFORE = {
 
 
 def _types(kind: str, quads: Quads) -> dict[str, str]:
-    """The types of accumulators `T`, of numbers `U` and of conditions `B`."""
+    """Return the types of accumulators `T`, of numbers `U` and of conditions `B`."""
     if quads == "abreast":
         return {"T": f"vec4<{kind}>", "U": "vec4<u32>", "B": "vec4<bool>"}
     return {"T": kind, "U": "u32", "B": "bool"}
@@ -84,7 +85,7 @@ def _aliases(types: dict[str, str]) -> str:
 
 
 def _index(prefix: str, index: str, rank: int) -> str:
-    """Σ coordinate · stride of a row-major index over the sizes and strides `P.<prefix>_d*`, `P.<prefix>_s*`."""
+    """Return Σ coordinate · stride of a row-major index over `P.<prefix>_d*` (sizes) and `P.<prefix>_s*` (strides)."""
     terms = []
     for k in reversed(range(rank)):
         coordinate = f"{index} % P.{prefix}_d{k}" if k else index
@@ -94,16 +95,17 @@ def _index(prefix: str, index: str, rank: int) -> str:
 
 
 def _walk(
-    kept: int, reduced: int, lanes: Lanes, quads: Quads, loads: dict[str, str], start: str, body: str, centre: str = ""
+    ranks: Ranks, lanes: Lanes, quads: Quads, loads: dict[str, str], start: str, body: str, centre: str = ""
 ) -> str:
-    """`body` for every element of this workgroup's part of the row: its number `r`, and `<name>_raw` of each load.
+    """Return a loop that runs `body` for each element of this workgroup's part of the row: its number `r`, and
+    `<name>_raw` of each load.
 
     `start` and `body` are repeated for independent accumulators, whose number replaces `#`.
     """
     lines = [
         "  let part = group % P.split;",
         lanes.place("(group / P.split)"),
-        f"  let base = {_index('k', 'row', kept)};",
+        f"  let base = {_index('k', 'row', ranks[0])};",
         "  let end = min((part + 1u) * P.span, P.length);",
         *([f"  let centre = {centre};"] if centre else []),
         *(f"  {start.replace('#', str(k))}" for k in range(IN_FLIGHT)),
@@ -112,7 +114,7 @@ def _walk(
     for k in range(IN_FLIGHT):
         lines.append(f"    let l{k} = l + {k * lanes.count}u; let at{k} = min(l{k}, end - 1u);")
         for name, load in loads.items():
-            lines.append(f"    let {name}_{k} = {load}(base + {_index('r', f'at{k}', reduced)});")
+            lines.append(f"    let {name}_{k} = {load}(base + {_index('r', f'at{k}', ranks[1])});")
     for k in range(IN_FLIGHT):
         lines.append(f"    if (l{k} < end) {{")
         if quads == "along":
@@ -126,21 +128,20 @@ def _walk(
     return "\n".join([*lines, "  }"])
 
 
-def _params(kept: int, reduced: int, start: str) -> list[tuple[str, str]]:
-    names = ["rows", "length", "split", "span"]
-    names += [f"k_{c}{k}" for k in range(kept) for c in "ds"] + [f"r_{c}{k}" for k in range(reduced) for c in "ds"]
-    return [*u32s(*names), ("start", start)]
+def _params(ranks: Ranks, start: str) -> list[tuple[str, str]]:
+    walks = [f"{name}_{c}{k}" for name, rank in zip("kr", ranks) for k in range(rank) for c in "ds"]
+    return [*u32s("rows", "length", "split", "span", *walks), ("start", start)]
 
 
 def _put(name: str, out: DType, value: str, kind: str, quads: Quads) -> str:
-    """Writes a row's result; those of rows abreast lie part after part, others row after row."""
+    """Return a statement that writes a row's result: part by part for rows abreast, otherwise row by row."""
     if quads == "abreast":
         return f"{name}_put4(part * P.rows + row, {_vector(value, kind, COMPUTE[out])});"
     return f"{name}_put(row * P.split + part, {value});"
 
 
 def _vector(value: str, source: str, to: str) -> str:
-    """A vector of compute type `source` as one of type `to`."""
+    """Return an expression that converts a vector of compute type `source` to `to`."""
     if source == to:
         return value
     return f"!({value} == vec4<{source}>(0))" if to == "bool" else f"vec4<{to}>({value})"
@@ -152,38 +153,30 @@ def reduction(
     x: DType,
     out: DType,
     kind: str,  # the accumulator: "f32" or "i32"
-    kept: int,  # dimensions after collapsing
-    reduced: int,
+    ranks: Ranks,
     quads: Quads,
     loads: bool,  # from elements; otherwise from partial results
     finishes: bool,  # into outputs; otherwise into partial results
     lanes: Lanes,
     target: Target,
 ) -> KernelSpec:
-    how = FOLDS[fold]
-    centred = how.centred and loads
+    rule = FOLDS[fold]
+    centred = rule.centred and loads
     to = "bool" if fold in ("any", "all") and loads else kind
     four = "4" if quads == "abreast" else ""
     element = _vector("x_raw", COMPUTE[x], to) if four else convert("x_raw", COMPUTE[x], to)
 
-    merge = how.combine.merge.format
-    taken = how.load if loads else "x"
-    walk = _walk(
-        kept,
-        reduced,
-        lanes,
-        quads,
-        {"x": "x_at4" if quads else "x_at"},
-        "var a# = T(P.start);",
-        f"let x = {element}; a# = {merge(a='a#', b=f'({taken})')};",
-        f"centre_at{four}(row)" if centred else "",
-    )
+    merge = rule.combine.merge.format
+    added = rule.load if loads else "x"
+    each = f"let x = {element}; a# = {merge(a='a#', b=f'({added})')};"
+    load = {"x": "x_at4" if quads else "x_at"}
+    centre = f"centre_at{four}(row)" if centred else ""
     halves = (f"({merge(a='a0', b='a1')})", f"({merge(a='a2', b='a3')})")
     body = [
-        walk,
+        _walk(ranks, lanes, quads, load, "var a# = T(P.start);", each, centre),
         f"  var a = {merge(a=halves[0], b=halves[1])};",
         lanes.fold({"a": "partial"}, f"a = {merge(a='a', b='there_a')};"),
-        f"  if (live && lane == 0u) {{ {_put('y', out, how.finish if finishes else 'a', kind, quads)} }}",
+        f"  if (live && lane == 0u) {{ {_put('y', out, rule.finish if finishes else 'a', kind, quads)} }}",
     ]
     reads = {"x": Storage(x, 4 if quads else 1)}
     if centred:
@@ -195,7 +188,7 @@ def reduction(
         target=target,
         reads=reads,
         writes={"y": Storage(out, 4 if four else 1)},
-        params=[*_params(kept, reduced, kind), *(how.params if finishes else ())],
+        params=[*_params(ranks, kind), *(rule.params if finishes else ())],
         workgroup=lanes.workgroup,
         shared=lanes.shared(types["T"], "partial"),
         helpers=_aliases(types) + (_EXTREMES[kind] if fold in ("amax", "amin") else ""),
@@ -209,14 +202,13 @@ def extremum(
     x: DType,
     values: DType | None,  # what the extremes are written as, if at all
     kind: str,
-    kept: int,
-    reduced: int,
+    ranks: Ranks,
     quads: Quads,
     loads: bool,  # from elements, which are numbered; otherwise from partial results with their numbers
     lanes: Lanes,
     target: Target,
 ) -> KernelSpec:
-    """The extreme of each row and the number of its first occurrence."""
+    """Find the extreme of each row and the number of its first occurrence."""
     width = 4 if quads else 1
     abreast = quads == "abreast"
     load = "_at4" if quads else "_at"
@@ -228,27 +220,27 @@ def extremum(
         return f"{{ let won = before({b}, {j}, {a}, {i}); {a} = select({a}, {b}, won); {i} = select({i}, {j}, won); }}"
 
     start = "var a# = T(P.start); var i# = U(0x7fffffffu);"
-    taken = f"let x = {element}; let n = {number}; {better('a#', 'i#', 'x', 'n')}"
+    each = f"let x = {element}; let n = {number}; {better('a#', 'i#', 'x', 'n')}"
     put = f"{_put('extreme', values, 'a', kind, quads)} " if values else ""
     numbers = "vec4<i32>(i)" if abreast else "i32(i)"
     lines = [
-        _walk(kept, reduced, lanes, quads, sources, start, taken),
+        _walk(ranks, lanes, quads, sources, start, each),
         *(f"  {better(f'a{a}', f'i{a}', f'a{b}', f'i{b}')}" for a, b in ((0, 1), (2, 3), (0, 2))),
         "  var a = a0; var i = i0;",
         lanes.fold({"a": "best", "i": "best_at"}, better("a", "i", "there_a", "there_i")),
         f"  if (live && lane == 0u) {{ {put}{_put('y', DType.I32, numbers, 'i32', quads)} }}",
     ]
     reads = {name: Storage(x if name == "x" else DType.I32, width) for name in sources}
-    written = 4 if abreast else 1
-    writes = {"extreme": Storage(values, written)} if values else {}
+    write_lanes = 4 if abreast else 1
+    writes = {"extreme": Storage(values, write_lanes)} if values else {}
     types = _types(kind, quads)
     return build(
         "reduce_argmax" if sign == ">" else "reduce_argmin",
         "\n".join(lines),
         target=target,
         reads=reads,
-        writes={**writes, "y": Storage(DType.I32, written)},
-        params=_params(kept, reduced, kind),
+        writes={**writes, "y": Storage(DType.I32, write_lanes)},
+        params=_params(ranks, kind),
         workgroup=lanes.workgroup,
         shared={**lanes.shared(types["T"], "best"), **lanes.shared(types["U"], "best_at")},
         helpers=_aliases(types) + _BEFORE[kind].replace("SIGN", sign),
@@ -258,9 +250,9 @@ def extremum(
 
 @cached(256)
 def scan(name: str, operator: str, x: DType, out: DType, quads: bool, lanes: Lanes, target: Target) -> KernelSpec:
-    """Running totals along rows of `P.length` loads that are `P.inner` apart, in rounds of four loads per lane.
+    """Compute running totals along rows of `P.length` loads, `P.inner` apart, in rounds of four loads per lane.
 
-    A lane's totals of its four loads are one vector, so that the lanes scan once per round.
+    A lane's totals of its four loads form one vector, so the lanes scan once per round.
     """
     kind = COMPUTE[out]
     neutral = f"{kind}({0 if operator == '+' else 1})"

@@ -1,4 +1,4 @@
-"""Images read at other places than those of their pixels: stretched, padded with themselves, or sampled on a grid."""
+"""Images read at computed coordinates: upsampling, padding with pixels of the image, and sampling on a grid."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Axis = Literal["plain", "nearest", "reflect", "replicate"]
 Interpolation = Literal["bilinear", "nearest", "bicubic"]
 Padding = Literal["zeros", "border", "reflection"]
 
-# Where coordinate c of the output is in the input, of size `P.size`.
+# The coordinate in the input, of size `P.size`, for coordinate c of the output.
 _SOURCE: dict[Axis, str] = {
     "plain": "c{k}",
     "nearest": "min(i32(f32(c{k}) * P.scale{k}), P.size{k} - 1)",
@@ -32,7 +32,7 @@ _SOURCE_PARAMS: dict[Axis, list[tuple[str, str]]] = {
 
 @cached(256)
 def mapped(dtype: DType, axes: tuple[Axis, ...], target: Target) -> KernelSpec:
-    """Each element of the output, of sizes `P.d`, is one of the input, found axis by axis."""
+    """Copy an element of the input, found axis by axis, to each element of an output of sizes `P.d`."""
     rank = len(axes)
     params = u32s("n")
     at = ""
@@ -46,7 +46,7 @@ def mapped(dtype: DType, axes: tuple[Axis, ...], target: Target) -> KernelSpec:
 
 @cached(64)
 def bilinear(dtype: DType, align_corners: bool, target: Target) -> KernelSpec:
-    """Planes of `P.height` × `P.width` stretched to `P.rows` × `P.columns`: `P.down` and `P.right` pixels per step."""
+    """Stretch planes of `P.height` × `P.width` to `P.rows` × `P.columns`, `P.down` and `P.right` pixels per step."""
     lines = ["let column = i % P.columns; let row = i / P.columns % P.rows;"]
     lines.append("let plane = i / P.columns / P.rows * P.height;")
     for c, step, size in (("row", "down", "height"), ("column", "right", "width")):
@@ -68,7 +68,7 @@ def bilinear(dtype: DType, align_corners: bool, target: Target) -> KernelSpec:
 def grid_sample(
     x: DType, grid: DType, interpolation: Interpolation, padding: Padding, align_corners: bool, target: Target
 ) -> KernelSpec:
-    """Pixels of `a` at the places that `b` names for each of `P.positions`: (x, y) from -1 to 1 across the image."""
+    """Sample `a` at the coordinates in `b` of each of `P.positions`: (x, y) from -1 to 1 across the image."""
     lines = [
         "let plane = i / P.positions;",
         "let at = (plane / P.channels * P.positions + i % P.positions) * 2u;",
@@ -86,7 +86,7 @@ def grid_sample(
     return chosen("grid_sample", lines, {"a": x, "b": grid}, x, params, False, target, "\n".join(helpers))
 
 
-# A place outside of the image as one inside, or, with zeros around it, left there.
+# A coordinate outside the image moved inside, except if the padding is zeros.
 _SETTLED: dict[Padding, str] = {
     "zeros": "return v;",
     "border": "return clamp(v, 0.0, f32(size - 1));",

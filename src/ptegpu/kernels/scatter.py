@@ -1,6 +1,5 @@
-"""Values gathered where indices send them. WGSL has no atomic floats, so indices are sorted first, and each element of
-the result looks up the values that are meant for it: they are added in their order, so that a sum is the same in every
-run.
+"""Values folded into the elements that indices name. WGSL has no atomic floats, so indices are sorted first, and each
+element of the result looks up its values. It folds them in their order, so every run gives the same sum.
 """
 
 from __future__ import annotations
@@ -17,31 +16,26 @@ from .wgsl import COMPUTE, I32, KernelSpec, Storage, build, u32s
 
 Fold = Literal["sum", "prod", "mean", "amax", "amin"]
 
-_FOLDS: dict[tuple[Fold, str], str] = {
-    ("sum", "f32"): "total + v",
-    ("sum", "i32"): "total + v",
-    ("mean", "f32"): "total + v",
-    ("mean", "i32"): "total + v",
-    ("prod", "f32"): "total * v",
-    ("prod", "i32"): "total * v",
-    ("amax", "f32"): "greater(total, v)",
-    ("amax", "i32"): "max(total, v)",
-    ("amin", "f32"): "lesser(total, v)",
-    ("amin", "i32"): "min(total, v)",
+_FOLDS: dict[Fold, dict[str, str]] = {
+    "sum": {"f32": "total + v", "i32": "total + v"},
+    "mean": {"f32": "total + v", "i32": "total + v"},
+    "prod": {"f32": "total * v", "i32": "total * v"},
+    "amax": {"f32": "greater(total, v)", "i32": "max(total, v)"},
+    "amin": {"f32": "lesser(total, v)", "i32": "min(total, v)"},
 }
 _MEAN = {"f32": "total / f32(max(count, 1u))", "i32": "whole_floor_quotient(total, i32(max(count, 1u)))"}
 
 
 @cached(256)
 def fold(by: Fold, x: DType, values: DType, out: DType, rank: int, bounded: bool, target: Target) -> KernelSpec:
-    """Output element c is element c of `x` with the values that a row of sorted indices sends there.
+    """Fold into element c of `x` the values that a row of sorted indices sends there.
 
-    Row Σ c·row_s of `P.length` indices is searched for Σ c·key_s; its index number j sends value Σ c·v_s + j·`P.step`.
-    With `P.own` 0, an element that gets values does not count itself. If `bounded`, only elements below `P.limit` in
-    each dimension get any.
+    The kernel searches row Σ c·row_s of `P.length` indices for Σ c·key_s; index number j of a row sends value
+    Σ c·v_s + j·`P.step`. With `P.own` 0, an element that gets values does not count itself. If `bounded`, only elements
+    below `P.limit` in each dimension get any.
     """
     kind = COMPUTE[x]
-    text = f"{_FOLDS[by, kind]} {_MEAN[kind] if by == 'mean' else ''}"
+    text = f"{_FOLDS[by][kind]} {_MEAN[kind] if by == 'mean' else ''}"
     inside = " && ".join(f"c{k} < P.limit{k}" for k in range(rank)) if bounded else "true"
     body = f"""  let e = group * WG + lid;
   if (e >= P.n) {{ return; }}
@@ -61,7 +55,7 @@ def fold(by: Fold, x: DType, values: DType, out: DType, rank: int, bounded: bool
     for (var j = first + low; j < first + P.length; j++) {{
       if (keys_at(j) != key) {{ break; }}
       let v = {convert("v_at(base + u32(places_at(j)) * P.step)", COMPUTE[values], kind)};
-      if (count == 0u) {{ total = v; }} else {{ total = {_FOLDS[by, kind]}; }}
+      if (count == 0u) {{ total = v; }} else {{ total = {_FOLDS[by][kind]}; }}
       count++;
     }}
   }}
@@ -82,7 +76,7 @@ def fold(by: Fold, x: DType, values: DType, out: DType, rank: int, bounded: bool
 
 @cached(64)
 def linear(indices: int, rank: int, target: Target) -> KernelSpec:
-    """Several indices as one: Σⱼ index j (at Σ c·ij_s) · ij_stride, or more than any where one is out of range."""
+    """Combine several indices: Σⱼ index j (at Σ c·ij_s) · ij_stride, or 2³¹ - 1 if one is out of range."""
     params = sizes(rank)
     lines = ["  let e = group * WG + lid;", "  if (e >= P.n) { return; }", *decode("c", "e", rank)]
     lines += ["  var at = 0;", "  var inside = true;"]

@@ -1,4 +1,4 @@
-"""Where values belong in sequences that are in order, by bisection."""
+"""Binary search in sorted sequences."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ from .wgsl import COMPUTE, KernelSpec, u32s
 
 @cached(64)
 def search(values: DType, sequence: DType, compute: DType, right: bool, sorter: bool, target: Target) -> KernelSpec:
-    """For each value `a` how many of the `P.length` elements `b` of its sequence are below it or, with `right`, not
-    above it. `P.count` values have one sequence, and sequences are `P.apart`. A NaN is above all; with a `sorter`, `c`
-    says where the elements in order are."""
+    """Count, for each value `a`, the elements `b` of its sequence that are below it or, with `right`, not above it.
+
+    Each sequence has `P.length` elements and serves `P.count` values; sequences are `P.apart`. A NaN is above all. With
+    a `sorter`, `c` holds the positions of the elements in order.
+    """
     kind = COMPUTE[compute]
     place = "base + u32(clamp(c_at(base + middle), 0, i32(P.length) - 1))" if sorter else "base + middle"
     above = f"there {'>' if right else '>='} v"

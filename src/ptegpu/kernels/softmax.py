@@ -1,8 +1,8 @@
 """Softmax and its logarithm along rows, or along columns that are `P.inner` apart.
 
-Lanes hold their row in registers: its largest element, the sum of exponentials and the results come from one load. A
-longer row is cut into pieces of `P.piece` loads: one kernel leaves the two numbers of each piece, and a second one puts
-them together and writes the results.
+Lanes keep their row in registers: its largest element, the sum of exponentials and the results need one load. A longer
+row is cut into pieces of `P.piece` loads: one kernel writes the two numbers of each piece, and a second one combines
+them and writes the results.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def softmax(
     lanes: Lanes,
     target: Target,
 ) -> KernelSpec:
-    """Where no element is above -inf, the scale is `P.blank`."""
+    """Normalise rows; if no element is above -inf, the scale is `P.blank`."""
     width = 4 if quads else 1
     four, element = ("4", "vec4<f32>") if quads else ("", "f32")
     abreast = quads == "abreast"

@@ -1,11 +1,10 @@
-"""Rows in order, as the numbers of their elements: chunks sorted by a workgroup each, then sorted runs merged by twos.
+"""Sorting of rows: each workgroup sorts a chunk, then sorted runs are merged in pairs. The result is element numbers.
 
-An element becomes a u32 key that orders as PyTorch does: NaN above all, −0 as 0, and all reversed where the order
-descends. Equal keys keep the order of their elements: a chunk is sorted by (key, number), and in a merge the left run
-goes first. A run may keep its first `P.keep` elements only, which is all that the k largest need.
+An element becomes a u32 key that orders as in PyTorch: NaN above all, −0 as 0, and reversed if the order descends.
+Sorting is stable: a chunk is sorted by (key, number), and a merge takes the left run first. A run may be cut to its
+first `P.keep` elements, which is enough for the k largest.
 
-A result is either "runs", the keys and numbers of each row one after the other, or "places", the numbers alone where
-the elements of the result are.
+A result is either "runs", the keys and numbers of each row, or "places", only the numbers, in the layout of the result.
 """
 
 from __future__ import annotations
@@ -17,11 +16,11 @@ from ..plan.target import Target
 from ..sizes import cached
 from .wgsl import COMPUTE, I32, KernelSpec, Storage, build, u32s
 
-# "low": up, but NaN first; "index": by what they index in `P.size`, those out of range behind all
+# "low": up, but NaN first; "index": by the element of `P.size` that they index, those out of range last
 Order = Literal["up", "down", "low", "index"]
 Result = Literal["runs", "places"]
 
-CHUNK = 2048  # elements that a workgroup sorts where its memory, 8 bytes each, allows
+CHUNK = 2048  # elements that a workgroup sorts if its memory has room for them, 8 bytes each
 
 _KEYS = {
     "f32": """fn key_of(v: f32) -> u32 {
@@ -43,18 +42,18 @@ _EXCHANGE = """fn exchange(i: u32, j: u32) {
 
 
 def chunk(length: int, target: Target) -> int:
-    """How many elements of a row of that length one workgroup sorts: a power of two."""
+    """Return how many elements of a row of this length one workgroup sorts: a power of two."""
     most = 1 << (min(CHUNK, target.max_shared_bytes // 8).bit_length() - 1)
     return min(most, 1 << max(length - 1, 1).bit_length())
 
 
 def slots(width: int, target: Target) -> int:
-    """Elements in a workgroup's memory: at least two per invocation, of several chunks where these are small."""
+    """Return the elements in a workgroup's memory: at least two per invocation, so several chunks if they are small."""
     return max(width, min(2 * target.workgroup(256), chunk(CHUNK, target)))
 
 
 def _results(result: Result, at: str, key: str, number: str) -> str:
-    """Statements that store element `at` of the row `row`."""
+    """Return statements that store element `at` of the row `row`."""
     if result == "runs":
         return f"let o = row * P.room + {at}; y_keys_put(o, bitcast<i32>({key})); y_put(o, i32({number}));"
     return f"y_put((row / P.inner * P.room + {at}) * P.inner + row % P.inner, i32({number}));"
@@ -126,7 +125,7 @@ def merge(result: Result, target: Target) -> KernelSpec:
     """Merge runs 2i and 2i + 1 of each row into one of at most `P.keep` elements.
 
     A row has `P.runs` runs of `P.run` elements, of which the last has `P.last`, and room for `P.given`; results have
-    room for `P.room`. An element goes as far back as there are elements of the other run before it.
+    room for `P.room`. Each element moves back by the number of elements of the other run that precede it.
     """
     to = "run / 2u * P.keep + to"
     body = f"""  let e = group * WG + lid;

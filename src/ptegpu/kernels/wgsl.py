@@ -1,12 +1,12 @@
-"""From a kernel's body to a whole WGSL module: bindings, accessors by dtype, parameters, dispatch folding.
+"""The assembly of WGSL modules from kernel bodies: bindings, accessors by dtype, parameters, dispatch folding.
 
-A kernel author writes the body of `main` and names what it reads, writes and is told. This module adds the rest, so
-that no kernel repeats how a bool or a half is stored. GPU buffers hold the same bytes as the host's arrays: bools and
-8-bit ints are packed four to a word, halves two to a word. Therefore:
+A kernel author writes the body of `main` and names its reads, writes and parameters. This module adds the rest, so no
+kernel deals with the storage of bools or halves. GPU buffers hold the same bytes as the host's arrays: bools and 8-bit
+ints are packed four to a word, halves two to a word. Therefore:
 
 - every read `x` gets `x_at(i)`, element `i` as its compute type (f32 for halves, i32 for 8-bit ints, bool);
 - a read of 4 lanes gets `x_at4(q)`, elements 4q … 4q+3 as a vec4 of the compute type (no `x_at`);
-- a write `y` of 1 lane gets `y_put(i, v)`; only types of whole words can be written so (`writable`);
+- a write `y` of 1 lane gets `y_put(i, v)`, which only types that fill a word allow (`writable`);
 - a write of 4 lanes gets `y_put4(q, v)` and takes any dtype.
 
 Every module has `P` (the parameters; `P.groups` is always there), `group` (this workgroup's number, folded over two
@@ -37,7 +37,7 @@ ZERO = {"f32": "0.0", "i32": "0", "bool": "false"}
 
 PARAM_TYPES = {"u32": "u32", "i32": "i32", "f32": "f32", "sym": "u32"}
 
-# The largest of four lanes and their sum, or the one number that there is.
+# The largest of four lanes and their sum, or a single number itself.
 LARGEST = {
     "f32": "fn largest(v: f32) -> f32 { return v; }",
     "vec4<f32>": "fn largest(v: vec4<f32>) -> f32 { return max(max(v.x, v.y), max(v.z, v.w)); }",
@@ -57,7 +57,7 @@ def u32s(*names: str) -> list[tuple[str, str]]:
 class Storage:
     """One storage binding as a kernel sees it: 1 lane (by element) or 4 (by aligned quad).
 
-    With `raw` the array has that element type (say "vec4<u32>") and no accessors: for packed weights.
+    With `raw`, the array has that element type, such as "vec4<u32>" for packed weights, and no accessors.
     """
 
     dtype: DType
@@ -69,18 +69,18 @@ I32 = Storage(DType.I32)
 
 
 def writable(dtype: DType, target: Target) -> bool:
-    """Whether single elements can be stored without touching their neighbours in the word."""
+    """Return True if single elements can be stored without touching their neighbours in the word."""
     return dtype.size == 4 or (dtype is DType.F16 and target.f16)
 
 
 def store_type(dtype: DType, target: Target) -> DType:
-    """The dtype a kernel should write one by one: the lowering adds a cast where it is not the output's own."""
+    """Return the dtype that a kernel writes element by element; the lowering adds a cast to the output's own."""
     return dtype if writable(dtype, target) else DType.F32 if dtype is DType.F16 else DType.I32
 
 
 @dataclass(frozen=True, slots=True)
 class KernelSpec:
-    """A generated kernel with what lowering needs to bind it: the order of bindings and of parameters."""
+    """A generated kernel with its bindings and parameters, in their order."""
 
     kernel: Kernel
     reads: tuple[Storage, ...]
@@ -106,10 +106,10 @@ def build(
     subgroups: bool = False,
     matrices: bool = False,
 ) -> KernelSpec:
-    """Assemble a kernel from the text of its body, or from lines that are still to be indented.
+    """Assemble a kernel from the text of its body, or from lines that are not yet indented.
 
     `shared` maps workgroup arrays to (element type, count); `helpers` is module-scope WGSL. A workgroup has 256
-    invocations by default, or as many as the target allows.
+    invocations by default, or fewer if the target's limit is lower.
     """
     body = body if isinstance(body, str) else "\n".join(f"  {line}" for line in body)
     workgroup = workgroup or target.workgroup(256)
@@ -178,7 +178,7 @@ ELEMENT_BYTES = {
 
 
 def _accessors(n: str, s: Storage, target: Target, *, write: bool) -> tuple[str, list[str]]:
-    """The element type of the binding's array and the functions that load (and store) by dtype."""
+    """Return the element type of the binding's array, and functions that load and store elements by dtype."""
     if s.raw:
         return s.raw, []
     d, four = s.dtype, s.lanes == 4
@@ -193,22 +193,17 @@ def _accessors(n: str, s: Storage, target: Target, *, write: bool) -> tuple[str,
     elif d is DType.F16 and target.f16:
         element = "vec4<f16>" if four else "f16"
         load, store = f"return {result}({n}[{index}]);", f"{n}[{index}] = {element}(v);"
+    elif d is DType.F16 and four:
+        element = "vec2<u32>"
+        load = f"let w = {n}[q]; return vec4<f32>(unpack2x16float(w.x), unpack2x16float(w.y));"
+        store = f"{n}[q] = vec2<u32>(pack2x16float(v.xy), pack2x16float(v.zw));"
     elif d is DType.F16:
-        element = "vec2<u32>" if four else "u32"
-        if four:
-            load = f"let w = {n}[q]; return vec4<f32>(unpack2x16float(w.x), unpack2x16float(w.y));"
-            store = f"{n}[q] = vec2<u32>(pack2x16float(v.xy), pack2x16float(v.zw));"
-        else:
-            load = f"let h = unpack2x16float({n}[i >> 1u]); return select(h.x, h.y, (i & 1u) == 1u);"
-            store = ""
+        element, store = "u32", ""
+        load = f"let h = unpack2x16float({n}[i >> 1u]); return select(h.x, h.y, (i & 1u) == 1u);"
+    elif four:
+        element, load, store = "u32", _UNPACK4[d].format(w=f"{n}[q]"), _PACK4[d].format(n=n)
     else:
-        element = "u32"
-        if four:
-            load = _UNPACK4[d].format(w=f"{n}[q]")
-            store = _PACK4[d].format(n=n)
-        else:
-            load = _UNPACK1[d].format(w=f"{n}[i >> 2u]")
-            store = ""
+        element, load, store = "u32", _UNPACK1[d].format(w=f"{n}[i >> 2u]"), ""
     functions = [f"{at} {{ {load} }}"]
     if write and store:
         functions.append(f"{put} {{ {store} }}")

@@ -1,4 +1,4 @@
-"""Operators that assemble a tensor: from several, from one laid over another, from one and what surrounds it."""
+"""Operators that assemble a tensor: concatenation, overlays, padding, triangles and rolling."""
 
 from __future__ import annotations
 
@@ -9,18 +9,17 @@ from typing import Literal, NamedTuple
 from ..errors import ShapeError
 from ..graph.graph import Sym, Tensor
 from ..kernels import concat as kernels
-from ..kernels.wgsl import KernelSpec
 from ..plan.target import Target
 from .moves import position, span
-from .pointwise import contiguous, word
+from .pointwise import by_quad, contiguous, word
 from .registry import Dispatch, Number, Out, Scratch, Steps, SymInt, normalise_dim, op
 
-READS = 7  # of one dispatch, beside the write, on a device with the limits of a browser
+READS = 7  # tensors that one dispatch can read within a browser's limits
 
 
 @op("aten.cat.default", elements=("tensors",))
 def cat(tensors: list[Tensor], dim: int = 0, *, target: Target) -> Steps:
-    """Empty vectors are left out, whatever the rank of the others, as PyTorch does."""
+    """Like PyTorch, skip empty vectors, whatever the rank of the others."""
     parts = [x for x in tensors if x.shape != (0,)] or tensors[:1]
     first = parts[0].shape
     d = normalise_dim(dim, len(first))
@@ -42,15 +41,14 @@ def stack(tensors: list[Tensor], dim: int = 0, *, target: Target) -> Steps:
 
 
 def joined(tensors: Sequence[Tensor], rows: int, out: Tensor, target: Target) -> Steps:
-    """The tensors, each seen as `rows` rows, side by side; too many for one dispatch go through scratch."""
+    """Join the tensors, each seen as `rows` rows, side by side; use scratch if they exceed one dispatch."""
     parts = [x for x in tensors if x.numel]
     while len(parts) > READS:
         merged = []
         for k in range(0, len(parts), READS):
             group = parts[k : k + READS]
-            whole = yield Scratch((rows, sum(x.numel for x in group) // rows), out.dtype)
-            yield _join(group, rows, whole, target)
-            merged.append(whole)
+            merged.append((yield Scratch((rows, sum(x.numel for x in group) // rows), out.dtype)))
+            yield _join(group, rows, merged[-1], target)
         parts = merged
     if parts:
         yield _join(parts, rows, out, target)
@@ -63,12 +61,7 @@ def _join(parts: Sequence[Tensor], rows: int, out: Tensor, target: Target) -> Di
     for name, w in zip(kernels.NAMES, widths):
         end += w // unit
         params |= {f"{name}_width": w // unit, f"{name}_end": end}
-    kernel = kernels.join(tuple(x.dtype for x in parts), out.dtype, unit == 4, target)
-    return Dispatch(kernel, parts, [out], _groups(out, kernel), params)
-
-
-def _groups(out: Tensor, kernel: KernelSpec) -> int:
-    return -(-out.numel // (4 * kernel.kernel.workgroup))
+    return by_quad(kernels.join(tuple(x.dtype for x in parts), out.dtype, unit == 4, target), parts, out, params)
 
 
 @op("aten.slice_scatter.default", elements=("x", "source"))
@@ -82,7 +75,7 @@ def slice_scatter(
     *,
     target: Target,
 ) -> Steps:
-    """`x` with a slice replaced."""
+    """Return `x` with a slice replaced."""
     d = normalise_dim(dim, x.rank)
     first, count = span(x.shape[d], start, end, step)
     shape = (*x.shape[:d], count, *x.shape[d + 1 :])
@@ -94,7 +87,7 @@ def slice_scatter(
 
 @op("aten.select_scatter.default", elements=("x", "source"))
 def select_scatter(x: Tensor, source: Tensor, dim: int, index: SymInt, *, target: Target) -> Steps:
-    """`x` with what `select` gives replaced."""
+    """Return `x` with a selection replaced."""
     d = normalise_dim(dim, x.rank)
     first = position(x, d, index)
     shape = (*x.shape[:d], *x.shape[d + 1 :])
@@ -111,12 +104,12 @@ def _overlay(
     unit = 4 if inner % 4 == 0 else 1
     kernel = kernels.overlay(x.dtype, source.dtype, isinstance(start, Sym), unit == 4, target)
     params = {"size": x.shape[dim], "inner": inner // unit, "count": count, "step": step, "start": start}
-    return Dispatch(kernel, [x, source], [out], _groups(out, kernel), {"n": out.numel, **params})
+    return by_quad(kernel, [x, source], out, params)
 
 
 @op("aten.constant_pad_nd.default", wide=True)
 def constant_pad(x: Tensor, pad: list[int], value: Number = 0, *, target: Target) -> Steps:
-    """`pad` has two numbers per dimension, from the last one on; a negative one crops."""
+    """Pad with a value: `pad` has two numbers per dimension, from the last one on; a negative one crops."""
     if len(pad) % 2 or len(pad) > 2 * x.rank:
         raise ShapeError(f"{pad} cannot pad {list(x.shape)}")
     pairs = [(0, 0)] * (x.rank - len(pad) // 2) + list(zip(pad[-2::-2], pad[-1::-2]))
@@ -124,7 +117,7 @@ def constant_pad(x: Tensor, pad: list[int], value: Number = 0, *, target: Target
     if min(shape, default=0) < 0:
         raise ShapeError(f"{pad} removes more than {list(x.shape)} has")
     out = yield Out(shape, x.dtype)
-    axes = [Moved("pad" if any(p) else "plain", m, n, p[0]) for m, n, p in zip(shape, x.shape, pairs, strict=True)]
+    axes = [RemappedAxis("pad" if any(p) else "plain", m, n, p[0]) for m, n, p in zip(shape, x.shape, pairs)]
     yield _remap(x, axes, value, out, target)
 
 
@@ -134,58 +127,58 @@ def _triangle(sign: Literal["<=", ">="], x: Tensor, diagonal: int, target: Targe
     out = yield Out(x.shape, x.dtype)
     kernel = kernels.triangle(x.dtype, sign, target)
     height, width = x.shape[-2:]
-    most = height + width  # further away all diagonals are alike
+    most = height + width  # further away, all diagonals have the same effect
     params = {"n": x.numel, "width": width, "height": height, "diagonal": max(-most, min(diagonal, most))}
-    yield Dispatch(kernel, [x], [out], _groups(out, kernel), params)
+    yield by_quad(kernel, [x], out, params)
 
 
 @op("aten.tril.default", wide=True)
 def tril(x: Tensor, diagonal: int = 0, *, target: Target) -> Steps:
-    """Matrices with zeros above a diagonal."""
+    """Return matrices with zeros above a diagonal."""
     yield from _triangle("<=", x, diagonal, target)
 
 
 @op("aten.triu.default", wide=True)
 def triu(x: Tensor, diagonal: int = 0, *, target: Target) -> Steps:
-    """Matrices with zeros below a diagonal."""
+    """Return matrices with zeros below a diagonal."""
     yield from _triangle(">=", x, diagonal, target)
 
 
 @op("aten.roll.default", wide=True)
 def roll(x: Tensor, shifts: list[int], dims: Sequence[int] = (), *, target: Target) -> Steps:
-    """Without dimensions the elements roll in their order in memory."""
+    """Roll along dimensions or, without any, all elements in their order in memory."""
     shape = x.shape if dims else (x.numel,)
     total = [0] * len(shape)
     for shift, dim in zip(shifts, dims or [0], strict=True):
         total[normalise_dim(dim, len(shape))] += shift
     out = yield Out(x.shape, x.dtype)
-    axes = [Moved("roll" if s else "plain", n, n, -s % max(n, 1)) for n, s in zip(shape, total, strict=True)]
+    axes = [RemappedAxis("roll" if s else "plain", n, n, -s % max(n, 1)) for n, s in zip(shape, total, strict=True)]
     yield _remap(x, axes, 0, out, target)
 
 
-class Moved(NamedTuple):
-    """How coordinates along one axis find their source."""
+class RemappedAxis(NamedTuple):
+    """One axis of an output, and how its coordinates are padded or rolled."""
 
-    axis: kernels.Axis
+    kind: kernels.Axis
     to: int  # the output's size
     size: int  # the input's
     low: int
 
 
-def _remap(x: Tensor, axes: Sequence[Moved], fill: Number, out: Tensor, target: Target) -> Dispatch:
-    merged: list[Moved] = []
+def _remap(x: Tensor, axes: Sequence[RemappedAxis], fill: Number, out: Tensor, target: Target) -> Dispatch:
+    merged: list[RemappedAxis] = []
     for axis in axes:
-        if merged and axis.axis == "plain":  # it moves along with the one before
+        if merged and axis.kind == "plain":  # it moves along with the axis before it
             kind, to, size, low = merged[-1]
-            merged[-1] = Moved(kind, to * axis.to, size * axis.size, low * axis.size)
+            merged[-1] = RemappedAxis(kind, to * axis.to, size * axis.size, low * axis.size)
         else:
             merged.append(axis)
-    kernel = kernels.remap(x.dtype, tuple(a.axis for a in merged), target)
+    kernel = kernels.remap(x.dtype, tuple(a.kind for a in merged), target)
     params: dict[str, int | float | Sym] = {"n": out.numel, "fill": word(fill, x.dtype)}
     for k, (a, stride) in enumerate(zip(merged, contiguous(tuple(a.size for a in merged)), strict=True)):
         params |= {f"d{k}": a.to, f"s{k}": stride}
-        if a.axis != "plain":
+        if a.kind != "plain":
             params[f"low{k}"] = a.low
-        if a.axis == "pad":
+        if a.kind == "pad":
             params[f"size{k}"] = a.size
-    return Dispatch(kernel, [x], [out], _groups(out, kernel), params)
+    return by_quad(kernel, [x], out, params)

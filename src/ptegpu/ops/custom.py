@@ -1,10 +1,10 @@
-"""What other packages need to write operators: import these names, and register before `ptegpu.load`.
+"""The public names for operators in other packages. Import from here, and register before `ptegpu.load`.
 
     from ptegpu.ops.custom import floats, unary
 
     unary("mylib.bump.default", floats("exp(-a * a)"))
 
-`docs/adding-an-operator.md` explains them, `examples/custom_operator.py` shows a whole one.
+`docs/adding-an-operator.md` explains these names; `examples/custom_operator.py` is a complete example.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Division that rounds, and its remainder. A kernel cannot raise: an integer divided by zero gives some number."""
+"""Division that rounds, and its remainder. A kernel cannot raise: dividing an integer by zero gives some number."""
 
 from __future__ import annotations
 
@@ -12,11 +12,8 @@ from .elementwise import Bodies, binary, combine, floats
 from .prefix_stable import pointwise
 from .registry import Number, Steps, op
 
-BY_ZERO = "Unlike PyTorch, which raises, an integer divided by zero gives some number: a kernel cannot raise."
-BY_LITTLE = (
-    "Unlike PyTorch on a CPU, whose vectorised float32 gives NaN there, large quotients leave the exact remainder."
-)
-REST = f"{BY_ZERO}\n\n{BY_LITTLE}"
+BY_ZERO = "Unlike PyTorch, which raises, dividing an integer by zero gives some number: a kernel cannot raise."
+EXACT = "Unlike PyTorch on a CPU, whose vectorised float32 gives NaN there, large quotients leave the exact remainder."
 
 FMOD = {"f32": "fmod(a, b)", "i32": "whole_fmod(a, b)"}
 REMAINDER = {"f32": "remainder(a, b)", "i32": "whole_remainder(a, b)"}
@@ -28,32 +25,20 @@ ROUNDED: Mapping[str | None, Bodies] = {
 }
 
 
-binary("aten.fmod", FMOD, scalar="Scalar", doc=REST)
-binary("aten.remainder", REMAINDER, scalar="Scalar", doc=REST, span=spans.remainder)
-binary("aten.floor_divide", FLOOR, tensor="default", scalar="Scalar", doc=BY_ZERO, span=spans.divided)
+binary("aten.fmod", FMOD, scalar="Scalar", differs=f"{BY_ZERO}\n\n{EXACT}")
+binary("aten.remainder", REMAINDER, scalar="Scalar", differs=f"{BY_ZERO}\n\n{EXACT}", span=spans.remainder)
+binary("aten.floor_divide", FLOOR, tensor="default", scalar="Scalar", differs=BY_ZERO, span=spans.divided)
 
 
-def _rounded(mode: str | None) -> Bodies:
-    if mode not in ROUNDED:
-        raise InvalidProgram(f"rounding mode '{mode}' is neither floor nor trunc")
-    return ROUNDED[mode]
-
-
-@op("aten.div.Tensor_mode", span=spans.divided, prefix=pointwise)
-def div_mode(x: Tensor, y: Tensor, rounding_mode: str | None, *, outs: tuple[Tensor, ...], target: Target) -> Steps:
-    """Unlike PyTorch, which raises, an integer divided by zero gives some number: a kernel cannot raise."""
-    yield from combine("div", _rounded(rounding_mode), [x, y], outs[0], target)
-
-
-@op("aten.div.Scalar_mode", span=spans.divided, prefix=pointwise)
-def div_scalar_mode(
-    x: Tensor, y: Number, rounding_mode: str | None, *, outs: tuple[Tensor, ...], target: Target
+@op("aten.div.Tensor_mode", "aten.div.Scalar_mode", span=spans.divided, prefix=pointwise, differs=BY_ZERO)
+def div_mode(
+    x: Tensor, y: Tensor | Number, rounding_mode: str | None, *, outs: tuple[Tensor, ...], target: Target
 ) -> Steps:
-    """Unlike PyTorch, which raises, an integer divided by zero gives some number: a kernel cannot raise."""
-    yield from combine("div", _rounded(rounding_mode), [x, y], outs[0], target)
+    if rounding_mode not in ROUNDED:
+        raise InvalidProgram(f"invalid rounding mode '{rounding_mode}': expected floor, trunc or None")
+    yield from combine("div", ROUNDED[rounding_mode], [x, y], outs[0], target)
 
 
-@op("aten.remainder.Scalar_Tensor")
+@op("aten.remainder.Scalar_Tensor", differs=BY_ZERO)
 def scalar_remainder(x: Number, y: Tensor, *, outs: tuple[Tensor, ...], target: Target) -> Steps:
-    """Unlike PyTorch, which raises, an integer divided by zero gives some number: a kernel cannot raise."""
     yield from combine("remainder", REMAINDER, [x, y], outs[0], target)

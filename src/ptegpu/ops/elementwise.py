@@ -1,7 +1,7 @@
 """Elementwise operators: one line each. The body is scalar WGSL over `a` (and `b`, `c`), computed in the output's type.
 
-Halves are computed in f32 and rounded once, as PyTorch does; 8-bit ints in i32 and wrapped. NaN is never lost in a
-`min` or `max`, whose WGSL forms may drop it.
+Halves are computed in f32 and rounded once, as PyTorch does; 8-bit ints in i32 and wrapped. `lesser` and `greater` keep
+NaN, which WGSL's own `min` and `max` may drop.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ AND = "aten.logical_and.default"
 ROUND = "ptegpu.round_to_bfloat16.default"
 LESSER = {"f32": "lesser(a, b)", "i32": "min(a, b)", "bool": "a && b"}
 GREATER = {"f32": "greater(a, b)", "i32": "max(a, b)", "bool": "a || b"}
-HYPOT = (  # squares of what is at most 1
+HYPOT = (  # squares only numbers of at most 1, so it cannot overflow
     "if (is_inf(a) || is_inf(b)) { return select(abs(b), abs(a), is_inf(a)); } "
     "let m = greater(abs(a), abs(b)); let r = lesser(abs(a), abs(b)) / m; "
     "return select(m * sqrt(1.0 + r * r), m, m == 0.0);"
@@ -43,17 +43,17 @@ HYPOT = (  # squares of what is at most 1
 
 
 def floats(body: str) -> Bodies:
-    """A body for floats alone; ints and bools are converted, as the declared output is a float."""
+    """Return a body for floats only; ints and bools are converted, as the declared output is a float."""
     return {"f32": body}
 
 
 def numbers(body: str) -> Bodies:
-    """One body for floats and ints."""
+    """Return one body for floats and ints."""
     return {"f32": body, "i32": body}
 
 
 def body_for(name: str, bodies: Bodies, dtype: DType) -> str:
-    """The body in the compute type of `dtype`; InvalidProgram if the operator has none for it."""
+    """Return the body in the compute type of `dtype`; raise InvalidProgram if the operator has none for it."""
     try:
         return bodies[COMPUTE[dtype]]
     except KeyError:
@@ -63,71 +63,61 @@ def body_for(name: str, bodies: Bodies, dtype: DType) -> str:
 def combine(
     name: str, bodies: Bodies, operands: Sequence[Tensor | Number], out: Tensor, target: Target, **scalars: Number
 ) -> Steps:
-    """The steps of an operator whose tensors broadcast and are computed in the output's type."""
+    """Yield the steps of an operator whose tensors broadcast and are computed in the output's type."""
     body = body_for(name, bodies, out.dtype)
     out = yield Out(broadcast(*(x.shape for x in operands if isinstance(x, Tensor))))
-    given = [wrapped(x, out.dtype) if isinstance(x, int | Size) else x for x in operands]
-    yield pointwise(name, body, given, out, target, compute=out.dtype, scalars=scalars)
+    operands = [wrapped(x, out.dtype) for x in operands]
+    yield pointwise(name, body, operands, out, target, compute=out.dtype, scalars=scalars)
 
 
-def wrapped(value: int, dtype: DType) -> int:
-    """An int scalar as an operand of an 8-bit tensor, whose dtype it takes first."""
-    low, high = BOUNDS[dtype] if dtype in (DType.I8, DType.U8) else (value, value)
+def wrapped(value: Any, dtype: DType) -> Any:
+    """Return an operand of an 8-bit tensor, whose dtype an int scalar takes first; leave any other as it is."""
+    if dtype not in (DType.I8, DType.U8) or not isinstance(value, int | Size):
+        return value
+    low, high = BOUNDS[dtype]
     if low <= value <= high:
         return value
     inside = (value - low) % 256 + low
     return inside if isinstance(inside, Size) else int(inside)
 
 
-def elementwise(name: str, rule: Callable[..., Steps], **traits: Any) -> None:
+def elementwise(names: Sequence[str], rule: Callable[..., Steps], **traits: Any) -> None:
     """Register an operator whose tensors broadcast."""
-    define([name], rule, "steps", prefix=along_sizes, **traits)
+    define(names, rule, "steps", prefix=along_sizes, **traits)
 
 
 def unary(name: str, bodies: Bodies, **traits: Any) -> None:
-    """An operator of one tensor."""
+    """Register an operator of one tensor."""
 
     def rule(x: Tensor, *, outs: tuple[Tensor, ...], target: Target) -> Steps:
         yield from combine(name, bodies, [x], outs[0], target)
 
-    elementwise(name, rule, by_row="elements", **traits)
+    elementwise([name], rule, by_row="elements", **traits)
 
 
-def binary(
-    base: str, bodies: Bodies, *, tensor: str = "Tensor", scalar: str | None = None, doc: str = "", **traits: Any
-) -> None:
-    """`base.<tensor>`, of two tensors that broadcast, and `base.<scalar>`, whose `b` is a number."""
+def binary(base: str, bodies: Bodies, *, tensor: str = "Tensor", scalar: str | None = None, **traits: Any) -> None:
+    """Register `base.<tensor>`, of two tensors that broadcast, and `base.<scalar>`, whose `b` is a number."""
 
-    def tensors(x: Tensor, y: Tensor, *, outs: tuple[Tensor, ...], target: Target) -> Steps:
+    def rule(x: Tensor, y: Tensor | Number, *, outs: tuple[Tensor, ...], target: Target) -> Steps:
         yield from combine(base, bodies, [x, y], outs[0], target)
 
-    def with_scalar(x: Tensor, y: Number, *, outs: tuple[Tensor, ...], target: Target) -> Steps:
-        yield from combine(base, bodies, [x, y], outs[0], target)
-
-    tensors.__doc__ = with_scalar.__doc__ = doc
-    elementwise(f"{base}.{tensor}", tensors, **traits)
-    if scalar:
-        elementwise(f"{base}.{scalar}", with_scalar, **traits)
+    elementwise([f"{base}.{tensor}", *([f"{base}.{scalar}"] if scalar else [])], rule, **traits)
 
 
 def scaled(base: str, bodies: Bodies, **traits: Any) -> None:
-    """`add`, `sub` and `rsub`, of tensors or a tensor and a number: one of the two is multiplied by `alpha`."""
+    """Register `add`, `sub` or `rsub`, of tensors or a tensor and a number, one of them multiplied by `alpha`."""
 
-    def tensors(x: Tensor, y: Tensor, alpha: Number = 1, *, outs: tuple[Tensor, ...], target: Target) -> Steps:
+    def rule(x: Tensor, y: Tensor | Number, alpha: Number = 1, *, outs: tuple[Tensor, ...], target: Target) -> Steps:
         yield from combine(base, bodies, [x, y], outs[0], target, alpha=alpha)
 
-    def with_scalar(x: Tensor, y: Number, alpha: Number = 1, *, outs: tuple[Tensor, ...], target: Target) -> Steps:
-        yield from combine(base, bodies, [x, y], outs[0], target, alpha=alpha)
-
-    elementwise(f"{base}.Tensor", tensors, **traits)
-    elementwise(f"{base}.Scalar", with_scalar, **traits)
+    elementwise([f"{base}.Tensor", f"{base}.Scalar"], rule, **traits)
 
 
 def compare(base: str, body: str, **traits: Any) -> None:
-    """`base.Tensor` and `base.Scalar`: bools from operands compared in their common type."""
+    """Register `base.Tensor` and `base.Scalar`: bools from operands compared in their common type."""
 
     def tensors(x: Tensor, y: Tensor, *, target: Target) -> Steps:
-        """Floats are compared in f32.
+        """Compare floats in f32.
 
         Unlike PyTorch, it does not round a float32 tensor without dimensions to float16 before comparing it with
         halves.
@@ -136,26 +126,26 @@ def compare(base: str, body: str, **traits: Any) -> None:
         yield pointwise(base, body, [x, y], out, target, compute=common_dtype(x, y))
 
     def with_scalar(x: Tensor, y: Number, *, target: Target) -> Steps:
-        """An int scalar takes the dtype of an 8-bit tensor, any takes that of halves.
+        """Convert an int scalar to the dtype of an 8-bit tensor, and any scalar to that of halves.
 
-        Unlike PyTorch, which wraps a scalar beyond int32 and rounds int32 to compare it with a whole float, it compares
-        int32 by value: on the GPU, the tensor may have been int64, and the float an int.
+        Unlike PyTorch, which wraps a scalar beyond int32 and rounds int32 to compare it with an integral float, it
+        compares int32 by value: on the GPU, the tensor may have been int64, and the float an int.
         """
         out = yield Out(x.shape, DType.BOOL)
-        y = wrapped(y, x.dtype) if isinstance(y, int | Size) else y
+        y = wrapped(y, x.dtype)
         low, high = BOUNDS[DType.I32]
-        whole = not x.dtype.is_float and float(y).is_integer()
-        if whole and not low <= y <= high:
-            y, whole = math.copysign(math.inf, y), False
-        compute = DType.I32 if whole else DType.F32
+        integral = not x.dtype.is_float and float(y).is_integer()
+        if integral and not low <= y <= high:
+            y, integral = math.copysign(math.inf, y), False
+        compute = DType.I32 if integral else DType.F32
         yield pointwise(base, body, [x, rounded(y, x.dtype)], out, target, compute=compute)
 
-    elementwise(f"{base}.Tensor", tensors, wide=True, **traits)
-    elementwise(f"{base}.Scalar", with_scalar, wide=True, **traits)
+    elementwise([f"{base}.Tensor"], tensors, wide=True, **traits)
+    elementwise([f"{base}.Scalar"], with_scalar, wide=True, **traits)
 
 
 def common_dtype(x: Tensor, y: Tensor) -> DType:
-    """The dtype two tensors are compared in: an int that has no dimension takes the dtype of one that has."""
+    """Return the dtype two tensors are compared in: a 0-d int takes the dtype of one with dimensions."""
     if x.dtype.is_float or y.dtype.is_float:
         return DType.F32
     if DType.BOOL in (x.dtype, y.dtype) or (x.rank == 0) == (y.rank == 0):
@@ -164,29 +154,29 @@ def common_dtype(x: Tensor, y: Tensor) -> DType:
 
 
 def rounded(value: Number, dtype: DType) -> Number:
-    """A scalar that is compared with halves is one first."""
+    """Return a scalar rounded to a half if it is compared with halves."""
     with np.errstate(over="ignore"):
         return float(np.float16(value)) if dtype is DType.F16 else value
 
 
 def predicate(name: str, bodies: Bodies) -> None:
-    """An operator that asks something of each element: bools from the operand's own type."""
+    """Register a test of each element: bools from the operand's own type."""
 
     def rule(x: Tensor, *, target: Target) -> Steps:
         out = yield Out(x.shape, DType.BOOL)
         yield pointwise(name, body_for(name, bodies, x.dtype), [x], out, target)
 
-    elementwise(name, rule, wide=True)
+    elementwise([name], rule, wide=True)
 
 
 def logical(name: str, body: str) -> None:
-    """An operator of truth values: anything nonzero is true."""
+    """Register an operator of truth values: anything nonzero is true."""
 
     def rule(x: Tensor, y: Tensor, *, target: Target) -> Steps:
         out = yield Out(broadcast(x.shape, y.shape), DType.BOOL)
         yield pointwise(name.removesuffix(".default"), body, [x, y], out, target, compute=DType.BOOL)
 
-    elementwise(name, rule, wide=True)
+    elementwise([name], rule, wide=True)
 
 
 unary("aten.abs.default", numbers("abs(a)"), span=spans.absolute)
@@ -276,14 +266,14 @@ binary("aten.pow", POWER, tensor="Tensor_Tensor")
 
 @op("aten.round.decimals")
 def round_decimals(x: Tensor, decimals: int = 0, *, outs: tuple[Tensor, ...], target: Target) -> Steps:
-    """To that many digits after the point or, if negative, before it."""
+    """Round to `decimals` digits after the point or, if negative, before it."""
     body = "round(a * ten) / ten" if decimals >= 0 else "round(a / ten) * ten"
     yield from combine("round", floats(body), [x], outs[0], target, ten=10.0 ** abs(decimals))
 
 
 @op("aten.pow.Tensor_Scalar", prefix=along_sizes)
 def pow_scalar(x: Tensor, y: Number, *, outs: tuple[Tensor, ...], target: Target) -> Steps:
-    """PyTorch has roots for f32 alone, which matters where x is -inf or -0."""
+    """Like PyTorch, use roots only for f32: other types give other results for -inf and -0."""
     root = abs(y) == 0.5 and outs[0].dtype is not DType.F32
     special = POWERS.get(float(y)) if outs[0].dtype.is_float and not root else None
     if special:
@@ -305,28 +295,15 @@ def where(condition: Tensor, x: Tensor, y: Tensor, *, outs: tuple[Tensor, ...], 
     yield from combine("where", WHERE, [condition, x, y], outs[0], target)
 
 
-@op("aten.where.ScalarSelf", wide=True)
-def where_scalar_self(condition: Tensor, x: Number, y: Tensor, *, outs: tuple[Tensor, ...], target: Target) -> Steps:
+@op("aten.where.ScalarSelf", "aten.where.ScalarOther", "aten.where.Scalar", wide=True)
+def where_scalar(
+    condition: Tensor, x: Tensor | Number, y: Tensor | Number, *, outs: tuple[Tensor, ...], target: Target
+) -> Steps:
     yield from combine("where", WHERE, [condition, x, y], outs[0], target)
 
 
-@op("aten.where.ScalarOther", wide=True)
-def where_scalar_other(condition: Tensor, x: Tensor, y: Number, *, outs: tuple[Tensor, ...], target: Target) -> Steps:
-    yield from combine("where", WHERE, [condition, x, y], outs[0], target)
-
-
-@op("aten.where.Scalar", wide=True)
-def where_scalars(condition: Tensor, x: Number, y: Number, *, outs: tuple[Tensor, ...], target: Target) -> Steps:
-    yield from combine("where", WHERE, [condition, x, y], outs[0], target)
-
-
-@op("aten.masked_fill.Scalar", wide=True)
-def masked_fill(x: Tensor, mask: Tensor, value: Number, *, outs: tuple[Tensor, ...], target: Target) -> Steps:
-    yield from combine("where", WHERE, [mask, value, x], outs[0], target)
-
-
-@op("aten.masked_fill.Tensor", wide=True)
-def masked_fill_tensor(x: Tensor, mask: Tensor, value: Tensor, *, outs: tuple[Tensor, ...], target: Target) -> Steps:
+@op("aten.masked_fill.Scalar", "aten.masked_fill.Tensor", wide=True)
+def masked_fill(x: Tensor, mask: Tensor, value: Tensor | Number, *, outs: tuple[Tensor, ...], target: Target) -> Steps:
     yield from combine("where", WHERE, [mask, value, x], outs[0], target)
 
 
@@ -340,7 +317,7 @@ GELU = {
 def gelu(x: Tensor, approximate: str = "none", *, outs: tuple[Tensor, ...], target: Target) -> Steps:
     """Unlike PyTorch on a CPU, whose vectorised float32 gives NaN there, the result for inf is inf."""
     if approximate not in GELU:
-        raise InvalidProgram(f"gelu's approximation '{approximate}' is neither none nor tanh")
+        raise InvalidProgram(f"invalid approximation '{approximate}' of gelu: expected none or tanh")
     yield from combine("gelu", floats(GELU[approximate]), [x], outs[0], target)
 
 
@@ -383,10 +360,10 @@ CLAMP = {"f32": "lesser(greater(a, b), c)", "i32": "min(max(a, b), c)"}
 def clamp(
     x: Tensor, low: Number | None = None, high: Number | None = None, *, outs: tuple[Tensor, ...], target: Target
 ) -> Steps:
-    """A missing bound is the type's own; where the bounds cross, the upper one wins."""
+    """Replace a missing bound by the type's own; if the bounds cross, the upper one wins."""
     dtype = outs[0].dtype
     least, most = BOUNDS.get(dtype, (-math.inf, math.inf))
-    low, high = (wrapped(b, dtype) if isinstance(b, int | Size) else b for b in (low, high))
+    low, high = wrapped(low, dtype), wrapped(high, dtype)
     low, high = least if low is None else max(low, least), most if high is None else min(high, most)
     yield from combine("clamp", CLAMP, [x, low, high], outs[0], target)
 

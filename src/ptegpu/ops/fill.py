@@ -1,4 +1,4 @@
-"""Tensors made from nothing but scalars. Their dtype is that of the declared output."""
+"""Tensors made from scalars. Their dtype is that of the declared output."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ VALUE = spans.elements("value")
 
 
 def filled(shape: Shape, value: Number, target: Target) -> Steps:
-    """The steps that give every element of the output the same value."""
+    """Give every element of the output the same value."""
     if any(n < 0 for n in shape):
         raise ShapeError(f"{list(shape)} is not a shape")
     out = yield Out(shape)
@@ -54,7 +54,7 @@ def scalar_tensor(value: Number, options: Options = None, *, target: Target) -> 
 
 
 def constant(name: str, value: int) -> None:
-    """`name`, of a size, and `name_like`, of a tensor, filled with the value."""
+    """Register `name`, from a size, and `name_like`, from a tensor, filled with the value."""
 
     def of_size(size: list[int], options: Options = None, *, target: Target) -> Steps:
         yield from filled(tuple(size), value, target)
@@ -78,13 +78,13 @@ def empty(size: list[int], options: Options = None, order: Any = None, *, target
 
 
 def stepped(start: Number, end: Number, step: Number, dtype: DType, target: Target) -> Steps:
-    """The steps that count from `start` to before `end`, in ints where the output's dtype is one."""
+    """Count from `start` to before `end`, in ints if the output's dtype is one."""
     if not dtype.is_float:
         start, end, step = (x if isinstance(x, Size) else int(x) for x in (start, end, step))
     if not step or (end - start) / step < 0:
         raise InvalidProgram(f"arange cannot go from {start} to {end} in steps of {step}")
-    whole = not any(isinstance(x, float) for x in (start, end, step))
-    count: Any = -(-(end - start) // step) if whole else math.ceil((end - start) / step)
+    integral = not any(isinstance(x, float) for x in (start, end, step))
+    count: Any = -(-(end - start) // step) if integral else math.ceil((end - start) / step)
     out = yield Out((count,))
     number = "f32(i)" if dtype.is_float else "i32(i)"
     yield pointwise("arange", f"a + {number} * b", [start, step], out, target)
@@ -94,7 +94,7 @@ def stepped(start: Number, end: Number, step: Number, dtype: DType, target: Targ
 def arange(
     start: Number, end: Number, step: Number = 1, options: Options = None, *, outs: tuple[Tensor, ...], target: Target
 ) -> Steps:
-    """Start, end and step are ints where the result's dtype is one.
+    """Convert start, end and step to ints if the result's dtype is one.
 
     Unlike PyTorch, which does so only for int64 and otherwise repeats the start, it refuses a step that becomes 0: on
     the GPU, int64 is int32.

@@ -1,7 +1,7 @@
-"""Reads and writes at positions that tensors of indices name; the indices are int32 on the GPU.
+"""Reads and writes at positions given by tensors of indices, which are int32 on the GPU.
 
-Indices that the host knows are checked before a run. Of those that the GPU computed, a negative one counts from the
-end, and one out of range reads the nearest element and writes nothing, so that no access leaves a buffer.
+The host checks the indices that it has before a run. If the GPU computed them, a negative index counts from the end,
+and one out of range reads the nearest element and writes nothing, so no access leaves a buffer.
 """
 
 from __future__ import annotations
@@ -19,15 +19,23 @@ from ..kernels.wgsl import COMPUTE, store_type
 from ..plan.target import Target
 from ..sizes import smallest
 from .elementwise import WHERE
-from .pointwise import Strided, broadcast_strides, cast, collapse, contiguous, pointwise, word
+from .pointwise import Strided, broadcast_strides, cast, collapse, contiguous, pointwise, walk_params, word
 from .registry import Bounded, Dispatch, Number, Out, Scratch, Steps, broadcast, normalise_dim, op
 
 TAKE = "aten.index_select.default"
 MOST = 6  # index tensors beside the tensor and the output, or the values and the output, in one dispatch
 
+_COMPUTED = (
+    "Unlike PyTorch, which raises, indices that the GPU computed {}if they are out of range: "
+    "checking them would need a read back. Others raise."
+)
+CLAMPED = _COMPUTED.format("take the nearest element ")
+NEAREST = _COMPUTED.format("count from the end if they are negative, and take the nearest element ")
+UNWRITTEN = _COMPUTED.format("count from the end if they are negative, and write nothing ")
 
-class Index(NamedTuple):
-    """A tensor of indices, its strides over the shape walked, and the dimension that it indexes."""
+
+class IndexOperand(NamedTuple):
+    """A tensor of indices, its strides over a shape of coordinates, and the size and stride of its dimension."""
 
     tensor: Tensor
     strides: tuple[int, ...]
@@ -36,21 +44,19 @@ class Index(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """The elements of a tensor that indices name: their shape, and how its coordinates address tensor and indices."""
+class IndexedElements:
+    """The elements of a tensor at some indices: their shape, and strides from its coordinates to tensor and indices."""
 
     shape: Shape
-    strides: tuple[int, ...]  # of the tensor; 0 where an index decides
-    indices: tuple[Index, ...]
+    strides: tuple[int, ...]  # of the tensor; 0 in the dimensions of an index
+    indices: tuple[IndexOperand, ...]
 
     def params(self, values: tuple[int, ...] | None = None) -> tuple[Shape, dict[str, int | float | Sym]]:
-        """The collapsed shape and the kernel's parameters, those of `values` (by strides) among them."""
-        walked = {"x": self.strides, **{f"i{j}": i.strides for j, i in enumerate(self.indices)}}
-        walked |= {} if values is None else {"v": values}
-        sizes, merged = collapse(self.shape, list(walked.values()))
-        params: dict[str, int | float | Sym] = {"n": math.prod(self.shape)}
-        params |= {f"d{k}": n for k, n in enumerate(sizes)}
-        params |= {f"{name}_s{k}": s for name, strides in zip(walked, merged) for k, s in enumerate(strides)}
+        """Return the collapsed shape and the kernel's parameters; `values` are strides of values to write."""
+        strides = {"x": self.strides, **{f"i{j}": i.strides for j, i in enumerate(self.indices)}}
+        strides |= {} if values is None else {"v": values}
+        sizes, collapsed = collapse(self.shape, list(strides.values()))
+        params = {"n": math.prod(self.shape), **walk_params(sizes, dict(zip(strides, collapsed, strict=True)))}
         for j, i in enumerate(self.indices):
             params |= {f"i{j}_size": i.size, f"i{j}_stride": i.stride}
         return sizes, params
@@ -65,110 +71,122 @@ def _checked(index: Tensor) -> Tensor:
     return index
 
 
-def along(x: Tensor, dim: int, index: Tensor, shape: Shape, strides: tuple[int, ...]) -> Place:
-    """Coordinates of `shape` address `x` directly but for `dim`, where the index, through `strides`, decides."""
+def along(x: Tensor, dim: int, index: Tensor, shape: Shape, strides: tuple[int, ...]) -> IndexedElements:
+    """Return elements whose coordinates in `shape` address `x` directly, except in `dim`: there the index does."""
     sizes = x.shape or (1,)
     own = contiguous(sizes)
     if not sizes[dim] and 0 not in shape:
         raise ShapeError(f"dimension {dim} of {list(x.shape)} has no elements to index")
     direct = tuple(0 if k == dim else s for k, s in enumerate(own))
-    return Place(shape, direct[: len(shape)], (Index(_checked(index), strides, sizes[dim], own[dim]),))
+    return IndexedElements(shape, direct[: len(shape)], (IndexOperand(_checked(index), strides, sizes[dim], own[dim]),))
 
 
-def aligned(x: Tensor, dim: int, index: Tensor) -> Place:
-    """`index` has the rank of `x` (a scalar counts as a vector of one), and says where along `dim`."""
-    sizes, named = x.shape or (1,), index.shape or (1,)
+def aligned(x: Tensor, dim: int, index: Tensor, source: Tensor | None = None) -> IndexedElements:
+    """Return the elements at positions `index` along `dim`; `index` has the rank of `x` (a 0-d tensor counts as a
+    vector of one). If a `source` of values to write is given, it must cover the index."""
+    sizes, index_sizes = x.shape or (1,), index.shape or (1,)
     d = normalise_dim(dim, len(sizes))
-    if len(sizes) != len(named) or any(n > m and k != d for k, (n, m) in enumerate(zip(named, sizes, strict=True))):
+    too_large = any(n > m and k != d for k, (n, m) in enumerate(zip(index_sizes, sizes)))
+    if len(sizes) != len(index_sizes) or too_large:
         raise ShapeError(f"an index of {list(index.shape)} does not fit dimension {dim} of {list(x.shape)}")
-    return along(x, d, index, index.shape, contiguous(index.shape))
+    elements = along(x, d, index, index.shape, contiguous(index.shape))
+    if source is not None and (source.rank != index.rank or any(n > m for n, m in zip(index.shape, source.shape))):
+        raise ShapeError(f"an index of {list(index.shape)} exceeds a source of {list(source.shape)}")
+    return elements
 
 
 def in_front(dims: Sequence[int]) -> int:
-    """Before which of the other dimensions the common shape of indices into `dims` goes."""
+    """Return the number of other dimensions before the common shape of indices into `dims`."""
     return dims[0] if list(dims) == list(range(dims[0], dims[-1] + 1)) else 0
 
 
-def advanced(x: Tensor, indices: Sequence[Tensor | None]) -> Place:
-    """`x[i, j, …]`: dimensions with an index give way to the indices' common shape, at their place if they are
-    neighbours, else in front."""
-    given = {d: _checked(i) for d, i in enumerate(indices) if i is not None}
-    if len(indices) > x.rank or not given:
+def advanced(x: Tensor, indices: Sequence[Tensor | None], values: Tensor | None = None) -> IndexedElements:
+    """Return `x[i, j, …]`, into which `values` must broadcast. The indices' common shape replaces the dimensions with
+    an index: in their place if they are neighbours, else in front."""
+    index_by_dim = {d: _checked(i) for d, i in enumerate(indices) if i is not None}
+    if len(indices) > x.rank or not index_by_dim:
         raise ShapeError(f"{len(indices)} indices do not fit {list(x.shape)}")
-    if len(given) > MOST:
-        raise InvalidProgram(f"{len(given)} index tensors are more than the {MOST} that one dispatch can bind")
-    common = broadcast(*(i.shape for i in given.values()))
-    if any(x.shape[d] == 0 for d in given) and 0 not in common:
+    if len(index_by_dim) > MOST:
+        raise InvalidProgram(f"{len(index_by_dim)} index tensors are more than the {MOST} that one dispatch can bind")
+    common = broadcast(*(i.shape for i in index_by_dim.values()))
+    if any(x.shape[d] == 0 for d in index_by_dim) and 0 not in common:
         raise ShapeError(f"a dimension of {list(x.shape)} has no elements to index")
-    at = in_front(list(given))
-    rest = [d for d in range(x.rank) if d not in given]
+    at = in_front(list(index_by_dim))
+    rest = [d for d in range(x.rank) if d not in index_by_dim]
     before, after = rest[:at], rest[at:]
     own = contiguous(x.shape)
     shape = (*(x.shape[d] for d in before), *common, *(x.shape[d] for d in after))
     strides = (*(own[d] for d in before), *(0 for _ in common), *(own[d] for d in after))
-    entries = []
-    for d, i in given.items():
+    operands = []
+    for d, i in index_by_dim.items():
         over = (*(0 for _ in before), *broadcast_strides(i.shape, common), *(0 for _ in after))
-        entries.append(Index(i, over, x.shape[d], own[d]))
-    return Place(shape, strides, tuple(entries))
+        operands.append(IndexOperand(i, over, x.shape[d], own[d]))
+    if values is not None and broadcast(shape, values.shape) != shape:
+        raise ShapeError(f"values of {list(values.shape)} do not fit the indexed {list(shape)}")
+    return IndexedElements(shape, strides, tuple(operands))
 
 
-def taken(x: Tensor, place: Place, target: Target) -> Steps:
-    """The steps that make a result of the elements."""
-    out = yield Out(place.shape, x.dtype)
-    yield read(x, place, out, target)
+def gathered(x: Tensor, elements: IndexedElements, target: Target) -> Steps:
+    """Yield the steps whose result is the elements."""
+    out = yield Out(elements.shape, x.dtype)
+    yield read(x, elements, out, target)
 
 
-def read(x: Tensor, place: Place, out: Tensor, target: Target) -> Dispatch:
-    """The elements, in `out`."""
-    sizes, params = place.params()
+def read(x: Tensor, elements: IndexedElements, out: Tensor, target: Target) -> Dispatch:
+    """Return a dispatch that copies the elements to `out`."""
+    sizes, params = elements.params()
     rank = len(sizes)
-    rows = rank > 0 and sizes[-1] % 4 == 0 and _in_rows(params, rank, len(place.indices))
+    rows = rank > 0 and sizes[-1] % 4 == 0 and _in_rows(params, rank, len(elements.indices))
     if rows:
         params[f"d{rank - 1}"] = sizes[-1] // 4
-    kernel = kernels.take(x.dtype, len(place.indices), rank, rows, target)
+    kernel = kernels.take(x.dtype, len(elements.indices), rank, rows, target)
     groups = -(-out.numel // (4 * kernel.kernel.workgroup))
-    needed = smallest(x.nbytes, out.nbytes) + sum(i.tensor.nbytes for i in place.indices)
-    return Dispatch(kernel, [x, *(i.tensor for i in place.indices)], [out], groups, params, read_bytes=needed)
+    indices = [i.tensor for i in elements.indices]
+    needed = smallest(x.nbytes, out.nbytes) + sum(i.nbytes for i in indices)
+    return Dispatch(kernel, [x, *indices], [out], groups, params, read_bytes=needed)
 
 
 def _in_rows(params: dict[str, int | float | Sym], rank: int, indices: int) -> bool:
-    """Whether four outputs in a row are neighbours, aligned, in the tensor."""
+    """Return True if four neighbouring outputs are an aligned quad of the tensor."""
     last = rank - 1
-    apart = [params[f"x_s{k}"] for k in range(last)] + [params[f"i{j}_stride"] for j in range(indices)]
+    others = [params[f"x_s{k}"] for k in range(last)] + [params[f"i{j}_stride"] for j in range(indices)]
     return (
         params[f"x_s{last}"] == 1
-        and all(s % 4 == 0 for s in apart if not isinstance(s, Sym))
+        and all(s % 4 == 0 for s in others if not isinstance(s, Sym))
         and all(params[f"i{j}_s{last}"] == 0 for j in range(indices))
     )
 
 
-def put(x: Tensor, place: Place, values: Tensor | Number, strides: tuple[int, ...], target: Target) -> Steps:
-    """The steps that copy `x` and write the values, through `strides` over the place's shape, over its elements."""
+def put(
+    x: Tensor, elements: IndexedElements, values: Tensor | Number, strides: tuple[int, ...], target: Target
+) -> Steps:
+    """Copy `x` and overwrite the elements by `values`, which `strides` over the elements' shape address."""
     out = yield Out(x.shape, x.dtype)
-    if 0 in place.shape:
+    if 0 in elements.shape:
         yield cast(x, out, target)
         return
     store = store_type(x.dtype, target)
     direct = store is x.dtype
     words = out if direct else (yield Scratch(x.shape, store))
     yield cast(x, words, target)
-    sizes, params = place.params(strides if isinstance(values, Tensor) else None)
-    if not isinstance(values, Tensor):
+    reads, dtype = [i.tensor for i in elements.indices], None
+    if isinstance(values, Tensor):
+        sizes, params = elements.params(strides)
+        reads, dtype = [*reads, values], values.dtype
+    else:
+        sizes, params = elements.params()
         params["value"] = word(values, store)
-    kernel = kernels.put(
-        values.dtype if isinstance(values, Tensor) else None, store, len(place.indices), len(sizes), target
-    )
-    groups = -(-math.prod(place.shape) // kernel.kernel.workgroup)
-    reads = [i.tensor for i in place.indices] + ([values] if isinstance(values, Tensor) else [])
-    changed = math.prod(place.shape) * store.size
-    yield Dispatch(kernel, reads, [words], groups, params, write_bytes=smallest(words.nbytes, changed))
+    kernel = kernels.put(dtype, store, len(elements.indices), len(sizes), target)
+    count = math.prod(elements.shape)
+    groups = -(-count // kernel.kernel.workgroup)
+    changed = smallest(words.nbytes, count * store.size)
+    yield Dispatch(kernel, reads, [words], groups, params, write_bytes=changed)
     if not direct:
         yield cast(words, out, target)
 
 
 def masked(x: Tensor, dim: int, mask: Tensor, value: Tensor, target: Target) -> Steps:
-    """The steps that write one value wherever a mask over the dimensions from `dim` on is true."""
+    """Write one value wherever a mask over the dimensions from `dim` on is true."""
     if mask.shape != x.shape[dim : dim + mask.rank]:
         raise ShapeError(f"a mask of {list(mask.shape)} does not fit {list(x.shape)} from dimension {dim} on")
     out = yield Out(x.shape, x.dtype)
@@ -178,98 +196,79 @@ def masked(x: Tensor, dim: int, mask: Tensor, value: Tensor, target: Target) -> 
 
 
 def overwritten(x: Tensor, indices: Sequence[Tensor | None], values: Tensor, target: Target) -> Steps:
-    """The steps of `x[i, j, …] = values`; where all but the last index are None, that may be a mask for one value."""
+    """Compute `x[i, j, …] = values`. If all but the last index are None, that may be a mask for one value."""
     first = len(indices) - 1
     mask = indices[first]
     if mask is not None and mask.dtype is DType.BOOL and all(i is None for i in indices[:first]) and values.numel == 1:
         yield from masked(x, first, mask, values, target)
         return
-    place = advanced(x, indices)
-    if broadcast(place.shape, values.shape) != place.shape:
-        raise ShapeError(f"values of {list(values.shape)} do not fit the indexed {list(place.shape)}")
-    yield from put(x, place, values, broadcast_strides(values.shape, place.shape), target)
+    elements = advanced(x, indices, values)
+    yield from put(x, elements, values, broadcast_strides(values.shape, elements.shape), target)
 
 
-def one(a: Mapping[str, Any]) -> Iterable[Bounded]:
-    """An index into one dimension, never negative."""
+def along_dim(a: Mapping[str, Any]) -> Iterable[Bounded]:
+    """Bound an index into one dimension, which must not be negative."""
     sizes = a["x"].shape or (1,)
     if -len(sizes) <= a["dim"] < len(sizes):
         yield Bounded(a["index"], 0, sizes[a["dim"]])
 
 
-def several(a: Mapping[str, Any]) -> Iterable[Bounded]:
-    """An index per dimension, which may count from the end."""
+def per_dim(a: Mapping[str, Any]) -> Iterable[Bounded]:
+    """Bound an index per dimension, which may count from the end."""
     for size, index in zip(a["x"].shape, a["indices"]):
         if index is not None and index.dtype.device is DType.I32:
             yield Bounded(index, -size, size)
 
 
-def plain(a: Mapping[str, Any]) -> bool:
-    """No mask, as the shape would depend on the data, and no more indices than a dispatch can bind."""
-    given = [i for i in a["indices"] if i is not None]
-    return len(given) <= MOST and all(i.dtype in (DType.I32, DType.I64) for i in given)
+def has_few_int_indices(a: Mapping[str, Any]) -> bool:
+    """Return False for masks, whose shape depends on the data, and for more indices than a dispatch can bind."""
+    indices = [i for i in a["indices"] if i is not None]
+    return len(indices) <= MOST and all(i.dtype in (DType.I32, DType.I64) for i in indices)
 
 
-def overwriting(a: Mapping[str, Any]) -> bool:
-    """Plain indices, or a mask after nothing that says where one value goes."""
+def can_overwrite(a: Mapping[str, Any]) -> bool:
+    """Return True for int indices, and for one value at a mask of the last dimensions."""
     *before, last = a["indices"] or [None]
     masked = last is not None and last.dtype is DType.BOOL and all(i is None for i in before)
-    return (masked and a["values"].numel == 1) or plain(a)
+    return (masked and a["values"].numel == 1) or has_few_int_indices(a)
 
 
-@op("aten.gather.default", elements=("x",), indexes=one, fits="x any, index int")
+@op("aten.gather.default", elements=("x",), indexes=along_dim, fits="x any, index int", differs=NEAREST)
 def gather(x: Tensor, dim: int, index: Tensor, sparse_grad: bool = False, *, target: Target) -> Steps:
-    """`x` at the indices along `dim`.
-
-    Unlike PyTorch, which raises, indices that the GPU computed count from the end if they are negative, and take the
-    nearest element if they are out of range: checking them would need a read back. Others raise.
-    """
-    yield from taken(x, aligned(x, dim, index), target)
+    yield from gathered(x, aligned(x, dim, index), target)
 
 
-@op(TAKE, elements=("x",), indexes=one, fits="x any, index int")
+@op(TAKE, elements=("x",), indexes=along_dim, fits="x any, index int", differs=NEAREST)
 def index_select(x: Tensor, dim: int, index: Tensor, *, target: Target) -> Steps:
-    """The slices of `x` along `dim` that a vector names.
-
-    Unlike PyTorch, which raises, indices that the GPU computed count from the end if they are negative, and take the
-    nearest element if they are out of range: checking them would need a read back. Others raise.
-    """
+    """Return the slices of `x` along `dim` at a vector of indices."""
     d = normalise_dim(dim, x.rank)
     if index.rank > 1:
         raise ShapeError(f"index_select takes a vector of indices, not {list(index.shape)}")
     shape = (*x.shape[:d], index.numel, *x.shape[d + 1 :]) if x.rank else ()
-    yield from taken(x, along(x, d, index, shape, tuple(int(k == d) for k in range(x.rank))), target)
+    yield from gathered(x, along(x, d, index, shape, tuple(int(k == d) for k in range(x.rank))), target)
 
 
-@op("aten.index.Tensor", elements=("x",), indexes=several, serves=plain, fits="x any, indices any")
+@op(
+    "aten.index.Tensor",
+    elements=("x",),
+    indexes=per_dim,
+    serves=has_few_int_indices,
+    fits="x any, indices any",
+    differs=CLAMPED,
+)
 def index_tensor(x: Tensor, indices: list[Tensor | None], *, target: Target) -> Steps:
-    """`x[i, j, …]`. Masks and more than six indices are the host's.
-
-    Unlike PyTorch, which raises, indices that the GPU computed take the nearest element if they are out of range:
-    checking them would need a read back. Others raise.
-    """
-    yield from taken(x, advanced(x, indices), target)
+    """Compute `x[i, j, …]`. The host serves masks and more than six indices."""
+    yield from gathered(x, advanced(x, indices), target)
 
 
-@op("aten.scatter.src", wide=True, indexes=one, fits="x any, index int, source x")
+ANY_WINS = f"{UNWRITTEN} If several elements go to one position, any of them may win."
+
+
+@op("aten.scatter.src", wide=True, indexes=along_dim, fits="x any, index int, source x", differs=ANY_WINS)
 def scatter(x: Tensor, dim: int, index: Tensor, source: Tensor, *, target: Target) -> Steps:
-    """`x` with elements of `source` at the indices along `dim`.
-
-    Unlike PyTorch, which raises, indices that the GPU computed count from the end if they are negative, and write
-    nothing if they are out of range: checking them would need a read back. Others raise. If several elements go to one
-    place, any of them may win.
-    """
-    place = aligned(x, dim, index)
-    if source.rank != index.rank or any(n > m for n, m in zip(index.shape, source.shape)):
-        raise ShapeError(f"an index of {list(index.shape)} takes more than a source of {list(source.shape)} has")
-    yield from put(x, place, source, contiguous(source.shape), target)
+    yield from put(x, aligned(x, dim, index, source), source, contiguous(source.shape), target)
 
 
-@op("aten.scatter.value", wide=True, indexes=one, fits="x any, index int")
+@op("aten.scatter.value", wide=True, indexes=along_dim, fits="x any, index int", differs=UNWRITTEN)
 def scatter_value(x: Tensor, dim: int, index: Tensor, value: Number, *, target: Target) -> Steps:
-    """`x` with one value at the indices along `dim`.
-
-    Unlike PyTorch, which raises, indices that the GPU computed count from the end if they are negative, and write
-    nothing if they are out of range: checking them would need a read back. Others raise.
-    """
     yield from put(x, aligned(x, dim, index), value, (), target)

@@ -1,4 +1,4 @@
-"""What is known of an operator wherever it runs: by its rule for the GPU or, where it has none, its NumPy kernel."""
+"""The schema and traits of an operator wherever it runs: those of its GPU rule or, without one, of its NumPy kernel."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ _NONE = Traits()
 
 
 def schema_of(op: str) -> Schema | None:
-    """Return what an operator takes; None if neither the GPU nor the host has it."""
+    """Return the parameters of an operator; None if neither the GPU nor the host has it."""
     return REGISTRY.get(op) or PORTABLE.get(op) or PRIMS.get(op)
 
 
 def facts_of(op: str) -> Traits:
-    """Return what others may rely on about an operator; no trait if neither the GPU nor the host has it."""
+    """Return the traits of an operator; the defaults if neither the GPU nor the host has it."""
     return REGISTRY.get(op) or (PORTABLE[op].facts if op in PORTABLE else _NONE)
 
 

@@ -1,10 +1,11 @@
-"""Operators that only move elements of one tensor: each reads it through strides, and one kernel serves all of them but
-transpositions of any size, which go through tiles."""
+"""Operators that only move elements of one tensor. One kernel reads it through strides for all of them, except that
+larger transpositions go through tiles."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 from ..errors import ShapeError
 from ..graph.graph import Shape, Sym, Tensor
@@ -16,18 +17,14 @@ from .pointwise import Strided, collapse, contiguous, pointwise
 from .registry import Dispatch, Out, Steps, SymInt, Work, broadcast, is_one, normalise_dim, op
 
 SELECT, SLICE = "aten.select_copy.int", "aten.slice_copy.Tensor"
-FEWEST = 16  # elements along a side of what is copied in tiles
+FEWEST = 16  # elements along each side of a matrix that is transposed in tiles
 
 
 @op(
-    "aten.permute_copy.default",
-    "aten.permute.default",
-    moves=True,
-    walks=walks.permuted,
-    prefix=prefix_stable.permuted,
+    "aten.permute_copy.default", "aten.permute.default", moves=True, walks=walks.permuted, prefix=prefix_stable.permuted
 )
 def permute(x: Tensor, dims: list[int], *, target: Target) -> Steps:
-    order = [normalise_dim(d, x.rank) for d in dims]
+    order = walks.order({"dims": dims}, x.rank)
     if sorted(order) != list(range(x.rank)):
         raise ShapeError(f"{dims} is not an order of the {x.rank} dimensions of {list(x.shape)}")
     out = yield Out([x.shape[d] for d in order], x.dtype)
@@ -37,7 +34,7 @@ def permute(x: Tensor, dims: list[int], *, target: Target) -> Steps:
 
 
 def _transposed(x: Tensor, out: Tensor, strides: tuple[int, ...], target: Target) -> Dispatch | None:
-    """A copy in tiles, where neighbours in the tensor and neighbours in the output are far apart in the other one."""
+    """Return a copy in tiles if neighbours in the tensor are far apart in the output and vice versa, else None."""
     sizes, [walked] = collapse(out.shape, [strides])
     if 0 in sizes or 1 not in walked[:-1] or sizes[-1] % 4:
         return None
@@ -58,29 +55,19 @@ def _transposed(x: Tensor, out: Tensor, strides: tuple[int, ...], target: Target
 
 @op("aten.transpose_copy.int", "aten.transpose.int", moves=True, walks=walks.permuted)
 def transpose(x: Tensor, dim0: int, dim1: int, *, target: Target) -> Steps:
-    order = list(range(x.rank))
-    j, k = normalise_dim(dim0, x.rank), normalise_dim(dim1, x.rank)
-    if order:
-        order[j], order[k] = k, j
-    yield from permute(x, order, target=target)
+    yield from permute(x, walks.order({"dim0": dim0, "dim1": dim1}, x.rank), target=target)
 
 
 @op("aten.t_copy.default", "aten.t.default", moves=True, walks=walks.permuted)
 def t(x: Tensor, *, target: Target) -> Steps:
     if x.rank > 2:
         raise ShapeError(f"t takes a matrix, not {list(x.shape)}")
-    yield from permute(x, list(reversed(range(x.rank))), target=target)
+    yield from permute(x, walks.order({}, x.rank), target=target)
 
 
-@op(
-    "aten.expand_copy.default",
-    "aten.expand.default",
-    moves=True,
-    walks=walks.expanded,
-    prefix=prefix_stable.expanded,
-)
+@op("aten.expand_copy.default", "aten.expand.default", moves=True, walks=walks.expanded, prefix=prefix_stable.expanded)
 def expand(x: Tensor, size: list[int], implicit: bool = False, *, target: Target) -> Steps:
-    """A size of -1 keeps the tensor's own."""
+    """Broadcast to `size`; -1 keeps the tensor's own size."""
     lead = len(size) - x.rank
     if lead < 0 or -1 in size[:lead]:
         raise ShapeError(f"{list(x.shape)} cannot be expanded to {size}")
@@ -93,7 +80,7 @@ def expand(x: Tensor, size: list[int], implicit: bool = False, *, target: Target
 
 @op("aten.copy.default", wide=True)
 def copy(x: Tensor, source: Tensor, non_blocking: bool = False, *, target: Target) -> Steps:
-    """The value of `source` in the shape and dtype of `x`."""
+    """Return `source` in the shape and dtype of `x`."""
     if broadcast(x.shape, source.shape) != x.shape:
         raise ShapeError(f"{list(source.shape)} cannot be copied into {list(x.shape)}")
     out = yield Out(x.shape, x.dtype)
@@ -117,23 +104,22 @@ def repeat(x: Tensor, repeats: list[int], *, target: Target) -> Steps:
         raise ShapeError(f"{list(x.shape)} cannot be repeated {repeats} times")
     own = (1,) * lead + x.shape
     out = yield Out([r * n for r, n in zip(repeats, own, strict=True)], x.dtype)
-    walked = [(r, 0, n, s) for r, n, s in zip(repeats, own, contiguous(own), strict=True)]
-    shape = tuple(size for r, _, n, _ in walked for size in (r, n))
-    strides = tuple(stride for _, zero, _, s in walked for stride in (zero, s))
+    shape = tuple(size for pair in zip(repeats, own, strict=True) for size in pair)
+    strides = tuple(stride for s in contiguous(own) for stride in (0, s))
     yield pointwise("repeat", "a", [Strided(x, strides)], out, target, shape=shape)
 
 
 @op("aten.unfold_copy.default", moves=True)
 def unfold(x: Tensor, dim: int, size: int, step: int, *, target: Target) -> Steps:
-    """Windows of `size` along `dim`, `step` apart, as a new last dimension."""
+    """Return windows of `size` along `dim`, `step` apart, as a new last dimension."""
     d = normalise_dim(dim, x.rank)
-    whole = x.shape[d] if x.rank else 1
-    if not 0 <= size <= whole or step < 1:
+    total = x.shape[d] if x.rank else 1
+    if not 0 <= size <= total or step < 1:
         raise ShapeError(f"windows of {size}, {step} apart, do not fit dimension {dim} of {list(x.shape)}")
     shape, strides = list(x.shape), list(contiguous(x.shape))
     along = strides[d] if x.rank else 1
     if x.rank:
-        shape[d], strides[d] = (whole - size) // step + 1, along * step
+        shape[d], strides[d] = (total - size) // step + 1, along * step
     out = yield Out([*shape, size], x.dtype)
     yield pointwise("unfold", "a", [Strided(x, (*strides, along))], out, target)
 
@@ -150,7 +136,7 @@ def as_strided(x: Tensor, size: list[int], stride: list[int], offset: int | None
 
 @op("aten.diagonal_copy.default", moves=True)
 def diagonal(x: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1, *, target: Target) -> Steps:
-    """The diagonal of two dimensions, `offset` above the main one, as a new last dimension."""
+    """Return the diagonal of two dimensions, `offset` above the main one, as a new last dimension."""
     j, k = normalise_dim(dim1, x.rank), normalise_dim(dim2, x.rank)
     if j == k:
         raise ShapeError(f"a diagonal needs two dimensions, not {dim1} and {dim2}")
@@ -165,7 +151,7 @@ def diagonal(x: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1, *, target
 
 @op("aten.pixel_shuffle.default", moves=True)
 def pixel_shuffle(x: Tensor, factor: int, *, target: Target) -> Steps:
-    """(…, C·r², H, W) becomes (…, C, H·r, W·r)."""
+    """Rearrange (…, C·r², H, W) to (…, C, H·r, W·r)."""
     *batch, channels, h, w = _image(x)
     r = factor
     if r < 1 or channels % (r * r):
@@ -180,7 +166,7 @@ def pixel_shuffle(x: Tensor, factor: int, *, target: Target) -> Steps:
 
 @op("aten.pixel_unshuffle.default", moves=True)
 def pixel_unshuffle(x: Tensor, factor: int, *, target: Target) -> Steps:
-    """(…, C, H·r, W·r) becomes (…, C·r², H, W).
+    """Rearrange (…, C, H·r, W·r) to (…, C·r², H, W).
 
     Unlike PyTorch, which returns an empty tensor unchanged, it gives empty tensors the same shape as any other: the
     shape rule must not depend on whether there are elements.
@@ -204,7 +190,7 @@ def _image(x: Tensor) -> Shape:
 
 
 def sliced(x: Tensor, dim: int, start: SymInt, step: int, out: Tensor, target: Target) -> Dispatch:
-    """Every `step`-th element along `dim` from `start` on; a symbolic start is read on the GPU."""
+    """Return a copy of every `step`-th element along `dim` from `start` on; the kernel reads a symbolic start."""
     own = contiguous(x.shape)
     strides = (*own[:dim], own[dim] * step, *own[dim + 1 :])
     if isinstance(start, Sym):
@@ -217,7 +203,7 @@ def sliced(x: Tensor, dim: int, start: SymInt, step: int, out: Tensor, target: T
 
 
 def span(size: int, start: SymInt | None, end: SymInt | None, step: int) -> tuple[int, int]:
-    """Where a slice starts and how many elements it has: negative bounds count from the end, all are clamped."""
+    """Return the first index and the length of a slice. Negative bounds count from the end; all are clamped."""
     if step < 1:
         raise ShapeError(f"a slice needs a positive step, not {step}")
 
@@ -232,7 +218,7 @@ def span(size: int, start: SymInt | None, end: SymInt | None, step: int) -> tupl
 
 
 def position(x: Tensor, dim: int, index: SymInt) -> int:
-    """An index into a dimension, counted from the front."""
+    """Return an index into a dimension, counted from the front."""
     at, size = index.value if isinstance(index, Sym) else index, x.shape[dim]
     if not -size <= at < size:
         raise ShapeError(f"index {at} is out of range for dimension {dim} of {list(x.shape)}")
@@ -241,13 +227,7 @@ def position(x: Tensor, dim: int, index: SymInt) -> int:
 
 @op(SLICE, "aten.slice.Tensor", moves=True, walks=walks.sliced, prefix=prefix_stable.sliced)
 def slice_copy(
-    x: Tensor,
-    dim: int = 0,
-    start: SymInt | None = None,
-    end: SymInt | None = None,
-    step: int = 1,
-    *,
-    target: Target,
+    x: Tensor, dim: int = 0, start: SymInt | None = None, end: SymInt | None = None, step: int = 1, *, target: Target
 ) -> Steps:
     d = normalise_dim(dim, x.rank)
     first, count = span(x.shape[d], start, end, step)
@@ -267,7 +247,7 @@ def narrow(x: Tensor, dim: int, start: SymInt, length: int, *, target: Target) -
 
 @dataclass(frozen=True, slots=True)
 class Row(Work):
-    """What x has at `index` of a dimension."""
+    """The slice of x at `index` of a dimension."""
 
     x: Tensor
     dim: int
@@ -280,7 +260,7 @@ class Row(Work):
 
     @property
     def first(self) -> int | None:
-        """Where its elements begin in x, if they lie together and the host knows where."""
+        """Return the position of its first element in x; None unless it is contiguous and the host knows the index."""
         if isinstance(self.index, Sym) or math.prod(self.x.shape[: self.dim]) != 1:
             return None
         return self.index * self.y.numel
@@ -302,22 +282,20 @@ def split_with_sizes(x: Tensor, sizes: list[int], dim: int = 0, *, outs: tuple[T
     pieces = []
     for size in sizes:
         pieces.append((yield Out([*x.shape[:d], size, *x.shape[d + 1 :]], x.dtype)))
-    start = 0
-    for piece, size in zip(pieces, sizes, strict=True):
+    for piece, start in zip(pieces, accumulate(sizes, initial=0)):
         yield sliced(x, d, start, 1, piece, target)
-        start += size
 
 
 @op("aten.split_copy.Tensor", "aten.split.Tensor", moves=True, walks=walks.sliced)
 def split(x: Tensor, size: int, dim: int = 0, *, outs: tuple[Tensor, ...], target: Target) -> Steps:
-    """Parts of `size`, the last of what is left."""
-    whole = x.shape[normalise_dim(dim, x.rank)]
-    if size < 1 and whole:
+    """Split into parts of `size`; the last may be smaller."""
+    total = x.shape[normalise_dim(dim, x.rank)]
+    if size < 1 and total:
         raise ShapeError(f"dimension {dim} of {list(x.shape)} cannot be split into parts of {size}")
-    count = -(-whole // size) if size and whole else 1
+    count = -(-total // size) if size and total else 1
     if count != len(outs):
         raise ShapeError(f"dimension {dim} of {list(x.shape)} is {count} parts of {size}, the program has {len(outs)}")
-    sizes = [min(size, whole - start) for start in range(0, whole, size or 1)] or [0]
+    sizes = [min(size, total - start) for start in range(0, total, size or 1)] or [0]
     yield from split_with_sizes(x, sizes, dim, outs=outs, target=target)
 
 

@@ -1,4 +1,4 @@
-"""What the nodes of a graph compute: their results, formulas and works; and nodes computed one by one, or copied."""
+"""Questions about the nodes of a graph (results, formulas, works), and nodes computed one by one or copied."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..errors import PtegpuError
-from ..graph.graph import Arg, Node, Tensor
+from ..graph.graph import Arg, Node, Tensor, Value
 from ..plan.target import Target
 from .pointwise import cast
 from .product import Product
@@ -28,13 +28,14 @@ def result(node: Node) -> Tensor:
 
 
 def leaves(chain: Sequence[Node]) -> list[Tensor]:
-    """Return the tensors that the chain reads and does not make."""
-    made = {o for n in chain for o in n.outs}
-    return [v for v in dict.fromkeys(v for n in chain for v in n.values()) if isinstance(v, Tensor) and v not in made]
+    """Return the tensors that the chain reads but does not compute."""
+    results = {o for n in chain for o in n.outs}
+    operands = dict.fromkeys(v for n in chain for v in n.values())
+    return [v for v in operands if isinstance(v, Tensor) and v not in results]
 
 
 def formula(node: Node, target: Target) -> Formula | None:
-    """Return what the node computes at its live shapes, if that is one elementwise dispatch."""
+    """Return the node's formula at its live shapes; None unless it is one elementwise dispatch."""
     steps: list[Dispatch] = []
     for step in node.op.steps_into(node.args, [result(node)], target, whole=True):
         if not isinstance(step, Dispatch):
@@ -44,7 +45,7 @@ def formula(node: Node, target: Target) -> Formula | None:
 
 
 def work(node: Node) -> Work | None:
-    """Return what the node computes at its live shapes, if that is one work, maybe with what was fused with it."""
+    """Return the node's work at its live shapes, with whatever was fused into it; None unless it is exactly one."""
     try:
         steps = node.op.steps_into(node.args, tensors(node), Target(), whole=True)
         only = next(steps, None)
@@ -54,13 +55,13 @@ def work(node: Node) -> Work | None:
 
 
 def product(node: Node) -> Product | None:
-    """Return the product that the node computes, if that is all."""
+    """Return the node's product; None if it computes anything else."""
     only = work(node)
     return only if isinstance(only, Product) else None
 
 
 def launched(node: Node, outs: Sequence[Tensor], target: Target) -> Generator[Step, Any, Launches]:
-    """Return what the node launches for its results in `outs`; hand on requests for scratch."""
+    """Return what the node launches to compute its results in `outs`; forward its requests for scratch."""
     steps, launches = node.op.steps_into(node.args, outs, target, whole=True), Launches()
     reply: Tensor | None = None
     try:
@@ -76,34 +77,34 @@ def launched(node: Node, outs: Sequence[Tensor], target: Target) -> Generator[St
 
 
 def apart(members: Sequence[Node], last: Tensor, out: Tensor, target: Target) -> Steps:
-    """Compute the members one after the other; their `last` result is `out`."""
-    place: dict[Tensor, Tensor] = {last: out}
+    """Compute the members one after the other, with scratch for all results but the `last`, which is `out`."""
+    storage: dict[Tensor, Tensor] = {last: out}
     for node in members:
         for o in tensors(node):
-            if o not in place:
-                place[o] = yield Scratch(o.shape, o.dtype)
-        args = tuple(replaced(a, place) for a in node.args)
+            if o not in storage:
+                storage[o] = yield Scratch(o.shape, o.dtype)
+        args = tuple(replaced(a, storage) for a in node.args)
         if node.op.view is None:
-            yield from node.op.steps_into(args, [place[o] for o in tensors(node)], target, whole=True)
+            yield from node.op.steps_into(args, [storage[o] for o in tensors(node)], target, whole=True)
         else:
             source = args[0]
             assert isinstance(source, Tensor)
-            yield cast(source, place[result(node)], target)
+            yield cast(source, storage[result(node)], target)
 
 
-def replaced(a: Arg, known: Mapping[Tensor, Tensor]) -> Arg:
-    """Return an argument with other tensors."""
+def replaced(a: Arg, replacements: Mapping[Any, Arg]) -> Arg:
+    """Return an argument with tensors and symbolic ints replaced."""
     if isinstance(a, tuple):
-        return tuple(replaced(x, known) for x in a)
-    return known.get(a, a) if isinstance(a, Tensor) else a
+        return tuple(replaced(x, replacements) for x in a)
+    return replacements.get(a, a) if isinstance(a, Value) else a
 
 
 def copied(nodes: Sequence[Node], last: Tensor) -> tuple[dict[Node, Node], dict[Tensor, Tensor]]:
     """Return copies of nodes and of their results, except for the last result."""
-    known: dict[Tensor, Tensor] = {}
+    results: dict[Tensor, Tensor] = {}
     copies: dict[Node, Node] = {}
     for node in nodes:
-        args = tuple(replaced(a, known) for a in node.args)
-        known |= {o: o if o is last else replace(o) for o in tensors(node)}
-        copies[node] = replace(node, args=args, outs=tuple(known[o] for o in tensors(node)))
-    return copies, known
+        args = tuple(replaced(a, results) for a in node.args)
+        results |= {o: o if o is last else replace(o) for o in tensors(node)}
+        copies[node] = replace(node, args=args, outs=tuple(results[o] for o in tensors(node)))
+    return copies, results

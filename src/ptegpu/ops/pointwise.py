@@ -1,4 +1,4 @@
-"""From tensors to a dispatch of the elementwise generator: broadcasting, collapsing, and views by strides."""
+"""Dispatches of the elementwise generator, made from tensors by broadcasting, collapsing and strides."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import TypeAlias
 from ..dtypes import DType
 from ..errors import InvalidProgram
 from ..graph.graph import Shape, Sym, Tensor
-from ..kernels.elementwise import BY_STRIDES, Mode, Operand, elementwise
-from ..kernels.wgsl import COMPUTE
+from ..kernels.elementwise import BY_STRIDES, ElementwiseOperand, Mode, elementwise
+from ..kernels.wgsl import COMPUTE, KernelSpec
 from ..plan.target import Target
 from ..sizes import Size, real, smallest
 from .registry import Dispatch, Formula, Number
@@ -23,8 +23,8 @@ NAMES = "abcdefgh"  # of operands, in their order
 class Strided:
     """A tensor read through strides (in elements, over the output's shape) from an offset.
 
-    With `sym`, the offset grows by `factor` times that index into a dimension of `size`, read on the GPU: a negative
-    one counts from the end.
+    With `sym`, the kernel adds `factor` times that index into a dimension of `size` to the offset; a negative index
+    counts from the end.
     """
 
     tensor: Tensor
@@ -39,7 +39,7 @@ Source: TypeAlias = Tensor | Strided | Number
 
 
 def contiguous(shape: Shape) -> tuple[int, ...]:
-    """Strides, in elements, of a contiguous tensor."""
+    """Return the strides, in elements, of a contiguous tensor."""
     strides, step = [], 1
     for n in reversed(shape):
         strides.append(step)
@@ -48,14 +48,14 @@ def contiguous(shape: Shape) -> tuple[int, ...]:
 
 
 def broadcast_strides(shape: Shape, to: Shape) -> tuple[int, ...]:
-    """Strides that read a contiguous tensor of `shape` as if it had the shape `to`."""
+    """Return strides that read a contiguous tensor of `shape` as if it had the shape `to`."""
     own = contiguous(shape)
     lead = len(to) - len(shape)
     return (0,) * lead + tuple(0 if n == 1 else s for n, s in zip(shape, own, strict=True))
 
 
 def collapse(shape: Shape, strides: Sequence[tuple[int, ...]]) -> tuple[Shape, list[tuple[int, ...]]]:
-    """Drop dimensions of one and merge neighbours that every operand walks as one."""
+    """Drop dimensions of size 1 and merge neighbours that are contiguous for every operand."""
     sizes: list[int] = []
     merged: list[list[int]] = [[] for _ in strides]
     for k, n in enumerate(shape):
@@ -84,27 +84,27 @@ def pointwise(
     compute: DType | None = None,
     helpers: str = "",
 ) -> Dispatch:
-    """A dispatch that computes `body` for every element of `out`.
+    """Return a dispatch that computes `body` for every element of `out`.
 
     The body calls the operands `a`, `b`, `c`, …, and the scalars by their names. Tensors broadcast to the output;
     `shape` is another factorisation of the output's elements for the strides of `Strided` operands (a repeat walks
-    twice as many dimensions). `compute` is the dtype that operands are converted to and that numbers have, without
-    it that of the output. `helpers` are functions that the body calls.
+    twice as many dimensions). Operands are converted to `compute`, which is also the dtype of numbers; without it,
+    numbers have the output's dtype. `helpers` are functions that the body calls.
     """
     shape = out.shape if shape is None else shape
     n = math.prod(shape)
     numbers = {**{k: x for k, x in zip(NAMES, operands) if not isinstance(x, Tensor | Strided)}, **(scalars or {})}
-    whole = not any(isinstance(x, Strided) or (isinstance(x, Tensor) and x.shape != shape) for x in operands)
+    flat = not any(isinstance(x, Strided) or (isinstance(x, Tensor) and x.shape != shape) for x in operands)
     views = {
-        k: x if isinstance(x, Strided) else Strided(x, () if whole else broadcast_strides(x.shape, shape))
+        k: x if isinstance(x, Strided) else Strided(x, () if flat else broadcast_strides(x.shape, shape))
         for k, x in zip(NAMES, operands)
         if isinstance(x, Tensor | Strided)
     }
     sizes: Shape = (n,)
-    walked: list[tuple[int, ...]] = [(1,)] * len(views)
-    if not whole:
-        sizes, walked = collapse(shape, [v.strides for v in views.values()])
-    strides = dict(zip(views, walked, strict=True))
+    collapsed: list[tuple[int, ...]] = [(1,)] * len(views)
+    if not flat:
+        sizes, collapsed = collapse(shape, [v.strides for v in views.values()])
+    strides = dict(zip(views, collapsed, strict=True))
     modes = {k: _mode(v, strides[k], sizes) for k, v in views.items()}
     rank = len(sizes) if any(m in BY_STRIDES for m in modes.values()) else 0
     rows = rank > 0 and sizes[-1] % 4 == 0
@@ -123,8 +123,8 @@ def pointwise(
         name,
         body,
         (
-            *(Operand(k, v.tensor.dtype, modes[k], v.sym is not None) for k, v in views.items()),
-            *(Operand(k, kind, "number") for k in numbers),
+            *(ElementwiseOperand(k, v.tensor.dtype, modes[k], v.sym is not None) for k, v in views.items()),
+            *(ElementwiseOperand(k, kind, "number") for k in numbers),
         ),
         out.dtype,
         rank,
@@ -137,13 +137,27 @@ def pointwise(
     plain = tuple(x for x in operands if not isinstance(x, Strided))
     simple = len(plain) == len(operands) and shape == out.shape
     formula = Formula(body, plain, scalars or {}, compute) if simple else None
-    walks = {v.tensor: v.tensor.nbytes if whole else _bytes_walked(v, shape) for v in views.values()}
-    needed = sum(walks.values())
+    bytes_by_tensor = {v.tensor: v.tensor.nbytes if flat else _bytes_read(v, shape) for v in views.values()}
+    needed = sum(bytes_by_tensor.values())
     return Dispatch(kernel, [v.tensor for v in views.values()], [out], groups, params, formula, read_bytes=needed)
 
 
-def _bytes_walked(view: Strided, shape: Shape) -> int:
-    """What a view over this shape reads of its tensor."""
+def by_quad(
+    kernel: KernelSpec, read: Sequence[Tensor], out: Tensor, params: Mapping[str, int | float | Sym], *others: Tensor
+) -> Dispatch:
+    """Return a dispatch of a kernel whose invocations write four elements each, of `out` and of `others` like it."""
+    groups = -(-out.numel // (4 * kernel.kernel.workgroup))
+    return Dispatch(kernel, read, [out, *others], groups, {"n": out.numel, **params})
+
+
+def walk_params(sizes: Shape, strides: Mapping[str, Sequence[int]]) -> dict[str, int | float | Sym]:
+    """Return the parameters of a walk over collapsed dimensions: `d0`, … and `<name>_s0`, … of each operand."""
+    params: dict[str, int | float | Sym] = {f"d{k}": n for k, n in enumerate(sizes)}
+    return params | {f"{name}_s{k}": s for name, walk in strides.items() for k, s in enumerate(walk)}
+
+
+def _bytes_read(view: Strided, shape: Shape) -> int:
+    """Return the number of bytes that a view over this shape reads of its tensor."""
     elements = math.prod(n for n, stride in zip(shape, view.strides, strict=True) if stride)
     return smallest(elements * view.tensor.dtype.size, view.tensor.nbytes)
 
@@ -157,7 +171,7 @@ def _mode(view: Strided, strides: tuple[int, ...], sizes: Shape) -> Mode:
 
 
 def _row_mode(view: Strided, strides: tuple[int, ...]) -> Mode:
-    """How a strided operand is found where the innermost dimension is a multiple of four."""
+    """Return the mode of a strided operand if the innermost dimension is a multiple of four."""
     if strides[-1] == 0:
         return "splat"
     aligned = all(s % 4 == 0 for s in (*strides[:-1], view.offset, view.factor))
@@ -165,7 +179,7 @@ def _row_mode(view: Strided, strides: tuple[int, ...]) -> Mode:
 
 
 def word(value: Number, dtype: DType) -> Number:
-    """A number as a parameter of the compute type of `dtype`; InvalidProgram if an int does not fit."""
+    """Return a number as a parameter of the compute type of `dtype`; raise InvalidProgram if an int does not fit."""
     match COMPUTE[dtype]:
         case "f32":
             return real(value)
@@ -180,6 +194,6 @@ def word(value: Number, dtype: DType) -> Number:
 
 
 def cast(x: Tensor, out: Tensor, target: Target) -> Dispatch:
-    """Copy the elements with conversion, as PyTorch casts: floats truncate towards zero, anything nonzero is true."""
+    """Return a copy with conversion, as PyTorch casts: floats truncate towards zero, anything nonzero is true."""
     name = "copy" if x.dtype is out.dtype else "cast"
     return pointwise(name, "a", [Strided(x, contiguous(out.shape))], out, target, compute=out.dtype)

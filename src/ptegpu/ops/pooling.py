@@ -1,4 +1,4 @@
-"""The largest or the mean of windows over the last one to three dimensions, which slide or divide the input evenly."""
+"""Max and mean pooling over the last one to three dimensions. Windows slide, or divide the input evenly."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from ..dtypes import DType
 from ..errors import ShapeError
 from ..graph.graph import Shape, Tensor
 from ..kernels import pooling as kernels
-from ..kernels.wgsl import KernelSpec
 from ..plan.target import Target
 from ..sizes import real
 from .conv_products import per_axis
+from .pointwise import by_quad
 from .reduce import reduce
-from .registry import Dispatch, Out, Rule, Steps, define
+from .registry import Out, Rule, Steps, define
 
-LOWEST = {DType.I32: -(2**31), DType.I8: -128, DType.U8: 0}  # what a window without an element has
+LOWEST = {DType.I32: -(2**31), DType.I8: -128, DType.U8: 0}  # the maximum of an empty window
 
 
 @dataclass(frozen=True, slots=True)
-class Windows:
+class PoolWindows:
     """Sizes along the pooled axes. Without a kernel, the windows divide the input evenly."""
 
     size: Shape
@@ -36,19 +36,19 @@ class Windows:
         return "sliding" if self.kernel else "even"
 
     @property
-    def whole(self) -> bool:
-        """Whether there is one window, and it is the whole plane."""
+    def is_global(self) -> bool:
+        """Return True if there is one window, which covers the plane."""
         return math.prod(self.out) == 1 and (not self.kernel or (self.kernel == self.size and not any(self.padding)))
 
-    def params(self, names: str) -> dict[str, int]:
-        """The kernels' parameters of these names: i (size), o (out), k, s, p, d."""
+    def params(self, names: str) -> dict[str, int | float]:
+        """Return the kernels' parameters of these names: i (size), o (out), k, s, p, d."""
         values = {"i": self.size, "o": self.out, "k": self.kernel}
         values |= {"s": self.stride, "p": self.padding, "d": self.dilation}
         return {f"{n}{k}": v for n in names for k, v in enumerate(values[n])}
 
 
 def _planes(x: Tensor, rank: int) -> Shape:
-    """The sizes of the axes that are pooled: the last ones, after channels and perhaps a batch."""
+    """Return the sizes of the pooled axes: the last ones, after channels and perhaps a batch."""
     if x.rank not in (rank + 1, rank + 2) or not all(x.shape[-rank:]):
         raise ShapeError(f"{list(x.shape)} cannot be pooled over {rank} dimensions")
     return x.shape[-rank:]
@@ -62,8 +62,8 @@ def sliding(
     padding: Sequence[int],
     dilation: Sequence[int],
     ceil_mode: bool,
-) -> Windows:
-    """Windows of a kernel; in ceil mode the last one may overhang the padding, but starts before it ends."""
+) -> PoolWindows:
+    """Return the windows of a kernel. In ceil mode, the last one may extend past the padding, but starts before it."""
     size = _planes(x, rank)
     kernel = per_axis("kernel_size", kernel_size, rank, 1)
     steps = per_axis("stride", list(stride), rank, 1) if stride else kernel
@@ -80,53 +80,43 @@ def sliding(
         if count < 1:
             raise ShapeError(f"a kernel of {list(kernel)} does not fit {list(x.shape)} with padding {list(pads)}")
         out.append(count)
-    return Windows(size, tuple(out), kernel, steps, pads, spread)
+    return PoolWindows(size, tuple(out), kernel, steps, pads, spread)
 
 
-def even(x: Tensor, rank: int, output_size: list[int]) -> Windows:
-    """As many windows as asked for, which divide the input evenly, if need be overlapping by one."""
-    return Windows(_planes(x, rank), per_axis("output_size", output_size, rank, 0))
+def even(x: Tensor, rank: int, output_size: list[int]) -> PoolWindows:
+    """Return `output_size` windows that divide the input evenly; if necessary, neighbours overlap by one."""
+    return PoolWindows(_planes(x, rank), per_axis("output_size", output_size, rank, 0))
 
 
-def _pooled(x: Tensor, w: Windows) -> Shape:
+def _pooled(x: Tensor, w: PoolWindows) -> Shape:
     return (*x.shape[: x.rank - len(w.size)], *w.out)
 
 
-def _launch(
-    kernel: KernelSpec, x: Tensor, write: list[Tensor], params: dict[str, int], more: dict[str, int | float]
-) -> Dispatch:
-    n = write[0].numel
-    return Dispatch(kernel, [x], write, -(-n // (4 * kernel.kernel.workgroup)), {"n": n, **params, **more})
-
-
-def _largest(x: Tensor, w: Windows, indices: bool, target: Target) -> Steps:
+def _largest(x: Tensor, w: PoolWindows, indices: bool, target: Target) -> Steps:
     shape = _pooled(x, w)
-    write = [(yield Out(shape, x.dtype))]
-    if indices:
-        write.append((yield Out(shape, DType.I32)))
+    out = yield Out(shape, x.dtype)
+    places = [(yield Out(shape, DType.I32))] if indices else []
     kernel = kernels.largest(x.dtype, x.dtype, indices, w.extent, len(w.size), target)
-    lowest = LOWEST.get(x.dtype, -math.inf)
-    yield _launch(kernel, x, write, w.params("iokspd"), {"lowest": lowest})
+    yield by_quad(kernel, [x], out, w.params("iokspd") | {"lowest": LOWEST.get(x.dtype, -math.inf)}, *places)
 
 
-def _mean(x: Tensor, w: Windows, count_include_pad: bool, divisor: int | None, target: Target) -> Steps:
+def _mean(x: Tensor, w: PoolWindows, count_include_pad: bool, divisor: int | None, target: Target) -> Steps:
     if divisor == 0:
         raise ShapeError("the divisor of a mean is zero")
     out = yield Out(_pooled(x, w), x.dtype)
-    if w.whole:
+    if w.is_global:
         axes = range(x.rank - len(w.size), x.rank)
         yield from reduce("mean", x, axes, out, target, kind="f32", divisor=real(divisor or math.prod(w.size)))
         return
     by: kernels.Divisor = "number" if divisor else "window" if count_include_pad and w.kernel else "inside"
     kernel = kernels.mean(x.dtype, x.dtype, by, w.extent, len(w.size), target)
-    yield _launch(kernel, x, [out], w.params("ioksp"), {"divisor": float(divisor)} if divisor else {})
+    yield by_quad(kernel, [x], out, w.params("ioksp") | ({"divisor": float(divisor)} if divisor else {}))
 
 
 def _define(rank: int) -> None:
-    """The operators that pool `rank` dimensions."""
 
     def max_pool(indices: bool) -> Rule:
-        """The largest of each window, and perhaps where it is in its plane."""
+        """Return the rule for the largest element of each window, perhaps with its position in the plane."""
 
         def rule(
             x: Tensor,
@@ -154,16 +144,13 @@ def _define(rank: int) -> None:
         *,
         target: Target,
     ) -> Steps:
-        """The mean of each window."""
         windows = sliding(x, rank, kernel_size, stride, padding, (1,), ceil_mode)
         yield from _mean(x, windows, count_include_pad, divisor_override, target)
 
     def adaptive_avg_pool(x: Tensor, output_size: list[int], *, target: Target) -> Steps:
-        """The means of even stretches."""
         yield from _mean(x, even(x, rank, output_size), False, None, target)
 
     def adaptive_max_pool(x: Tensor, output_size: list[int], *, target: Target) -> Steps:
-        """The largest of even stretches, and where they are in their plane."""
         yield from _largest(x, even(x, rank, output_size), True, target)
 
     plain = "aten.adaptive_avg_pool1d" if rank == 1 else f"aten._adaptive_avg_pool{rank}d"

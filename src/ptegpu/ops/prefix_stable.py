@@ -1,8 +1,8 @@
-"""Prefix-stable operators: of what follows from sizes alone, smaller sizes see the first elements.
+"""Prefix stability: a tensor computed from sizes alone is, for smaller sizes, the first elements of the larger one.
 
-`arange(n)[:, None] - arange(n)` for 5 is the first 5 × 5 of what it is for 512. An operator declares a rule,
-`@op(…, prefix=pointwise)`, from operands by name to the sizes of its result, or None where smaller sizes may change
-elements. A size is an int, or the scalar that it is in a call.
+`arange(n)[:, None] - arange(n)` for 5 is the first 5 × 5 of its value for 512. An operator declares a rule,
+`@op(…, prefix=pointwise)`, from operands by name to the sizes of its result, or to None if smaller sizes may change
+elements. A size is an int, or the scalar variable that holds it in a call.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ from .spans import Operands
 
 Dims: TypeAlias = tuple["int | Var", ...]
 Of = Callable[[Operand], Dims | None]  # of a tensor or a literal: None if it is not prefix-stable
-Same = Callable[[Operand], Operand]  # one scalar for all that are computed the same way
+Same = Callable[[Operand], Operand]  # to one representative of all scalars that are computed the same way
 Rule = Callable[[Operands, Var, Of, Same], Dims | None]  # the Var is the result
 
 
 def _broadcast(shapes: Iterable[Dims | None]) -> Dims | None:
-    known = list(shapes)
+    operands = list(shapes)
     dims: list[int | Var] = []
-    for sizes in zip_longest(*(reversed(s) for s in known if s is not None), fillvalue=1):
+    for sizes in zip_longest(*(reversed(s) for s in operands if s is not None), fillvalue=1):
         others = {d for d in sizes if d != 1}
         if len(others) > 1:
             return None
         dims.append(others.pop() if others else 1)
-    return None if None in known else tuple(reversed(dims))
+    return None if None in operands else tuple(reversed(dims))
 
 
 def _sizes(operand: Operand, same: Same) -> Dims | None:
     sizes = [same(n) for n in operand] if isinstance(operand, tuple) else []
-    known = [n for n in sizes if isinstance(n, Var) or type(n) is int]
-    return tuple(known) if sizes and len(known) == len(sizes) else None
+    usable = [n for n in sizes if isinstance(n, Var) or type(n) is int]
+    return tuple(usable) if sizes and len(usable) == len(sizes) else None
 
 
 # The rules that operators declare.
@@ -51,7 +51,7 @@ def like(a: Operands, out: Var, of: Of, same: Same) -> Dims | None:
 
 
 def reshaped(a: Operands, out: Var, of: Of, same: Same) -> Dims | None:
-    """Sizes of 1 come and go."""
+    """Accept shapes that differ only in dimensions of size 1."""
     x = next(iter(a.values()))
     dims = of(x)
     if dims is None or not isinstance(x, Var) or [n for n in x.sizes if n != 1] != [n for n in out.sizes if n != 1]:
@@ -77,12 +77,12 @@ def expanded(a: Operands, out: Var, of: Of, same: Same) -> Dims | None:
 
 
 def sliced(a: Operands, out: Var, of: Of, same: Same) -> Dims | None:
-    """All of a tensor, up to the size that it has."""
+    """Accept slices that take all of a dimension."""
     dims, dim, end = of(a["x"]), a["dim"], a["end"]
     if dims is None or not isinstance(dim, int) or not -len(dims) <= dim < len(dims) or a["step"] != 1:
         return None
-    whole = same(end) == dims[dim] or end is None or (isinstance(end, int) and end >= 2**31)
-    return dims if a["start"] in (0, None) and whole else None
+    to_the_end = same(end) == dims[dim] or end is None or (isinstance(end, int) and end >= 2**31)
+    return dims if a["start"] in (0, None) and to_the_end else None
 
 
 def counted(a: Operands, out: Var, of: Of, same: Same) -> Dims | None:

@@ -1,9 +1,9 @@
-"""Attention of rows that belong to many sequences, each at its own position, over caches in pages.
+"""Attention of rows that belong to many sequences, each at its own position, over paged caches.
 
-These operators are ptegpu's own: no exporter writes them; `ptegpu.models.text` puts them in place of a decoder's
-attention, so that one run serves many sequences. A row is (sequence, position); a sequence of -1 is nobody's. A
-sequence has a row of `tables`: the pages that hold its positions, -1 where there is none yet. Wrong tables never
-lead out of a cache.
+This operator is ptegpu's own: no exporter writes it. `compiler/ragged.py` substitutes it for a decoder's attention, so
+that one run serves many sequences. A row is (sequence, position); a sequence of -1 marks an unused row. Each sequence
+has a row of `tables`: the pages that hold its positions, -1 where none is allocated yet. Wrong tables never address
+memory outside a cache.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def attend_pages(
 ) -> Steps:
     """query [1, S, H, D], key and value [1, S, H', D]; pages [N, 16, H', D]; rows int32 [S, 2]; tables int32 [T, B].
 
-    Keys and values go into their pages first; then each row sees the positions of its sequence up to its own.
+    Keys and values are written into their pages first; then each row attends to its sequence up to its own position.
     """
     _check(query, key, value, key_pages, value_pages, rows, tables)
     _, count, heads, dim = query.shape
@@ -49,11 +49,11 @@ def attend_pages(
     y = yield Out((1, count, heads, value_dim), query.dtype)
     if not y.numel:
         return
-    known = {"table_width": tables.shape[1], "sequences": tables.shape[0], "pages": pages}
+    paging = {"table_width": tables.shape[1], "sequences": tables.shape[0], "pages": pages}
     width = shared * dim
     lanes = 4 if width % 4 == 0 and dim == value_dim else 1
     kernel = write_pages((key.dtype, value.dtype), (key_pages.dtype, value_pages.dtype), lanes, PAGE, target)
-    words = {"queries": count, "width": width // lanes, **known}
+    words = {"queries": count, "width": width // lanes, **paging}
     groups = -(-count * width // (lanes * kernel.kernel.workgroup))
     changed = key.numel * key_pages.dtype.size + value.numel * value_pages.dtype.size
     caches = [key_pages, value_pages]
@@ -63,15 +63,15 @@ def attend_pages(
     keys = tables.shape[1] * PAGE
     most = few.most_rows(dim)
     blocks = -(-sharing // most)
-    wanted = target.device_class.busy * OF_ROWS
-    splits = largest(1, smallest(-(-keys // ROWS_PART), wanted // (count * shared * blocks)))
+    enough = target.device_class.busy * OF_ROWS
+    splits = largest(1, smallest(-(-keys // ROWS_PART), enough // (count * shared * blocks)))
     form = Form(
         query.dtype, key_pages.dtype, value_pages.dtype, y.dtype if quads else store_type(y.dtype, target), None, dim,
         value_dim, quads, cached=True, causal=True, split=splits > 1, paged=True,
     )  # fmt: skip
     shares = {"splits": splits, "part": ROWS_PART, "keys": keys, "queries": 1, "sharing": sharing, "heads": shared}
     shares["empty"] = 0.0
-    params = {**shares, "rows": sharing, "blocks": blocks, "hidden": -math.inf, **known}
+    params = {**shares, "rows": sharing, "blocks": blocks, "hidden": -math.inf, **paging}
     params["scale"] = 1.0 / math.sqrt(dim) if scale is None else scale
     each = {"q": qs._replace(by_batch=qs.by_row), "k": ks, "v": vs, "y": ys._replace(by_batch=ys.by_row)}
     for name in "qkv":

@@ -1,7 +1,7 @@
 """Reductions over any set of dimensions, and running totals along one.
 
-Floats accumulate in f32, everything else in i32. NaN propagates; of equal extremes the first index counts. A row so
-long that few workgroups would work on it is reduced in two steps, through partial results.
+Floats accumulate in f32, everything else in i32. NaN propagates; of equal extremes the first index counts. If rows are
+long and few, several workgroups share a row, and a second dispatch reduces their partial results.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .spans import summed
 
 LONG = 32  # loads per lane above which a row may be split
 PART = 8  # loads per lane that each part keeps
-ENOUGH = 8  # times the workgroups that keep a GPU busy: splitting stops there
+ENOUGH = 8  # rows are split until this many times as many workgroups run as keep a GPU busy
 START = {
     ("sum", "f32"): 0.0,
     ("sum", "i32"): 0,
@@ -45,7 +45,7 @@ START = {
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class ReducedRows:
     """A tensor as rows to reduce: sizes and strides of the kept and of the reduced dimensions, in loads.
 
     A load is one element, four of a row ("along"), or one of each of four neighbouring rows ("abreast").
@@ -59,12 +59,12 @@ class Rows:
 
     @property
     def columns(self) -> bool:
-        """Whether neighbouring rows, not the elements of a row, are neighbours in memory."""
+        """Return True if neighbouring rows, not the elements of a row, are neighbours in memory."""
         return self.kept[1][-1:] == (1,) and self.reduced[1][-1:] != (1,)
 
     @property
     def places(self) -> int:
-        """Rows as lanes share them: four abreast are one."""
+        """Return the number of rows that lanes share; four abreast count as one."""
         return self.count // 4 if self.quads == "abreast" else self.count
 
     @property
@@ -72,52 +72,52 @@ class Rows:
         return len(self.kept[0]), len(self.reduced[0])
 
     def stored(self, dtype: DType, target: Target) -> DType:
-        """What a kernel writes for outputs of that dtype."""
+        """Return the dtype that a kernel writes for outputs of this dtype."""
         return dtype if self.quads == "abreast" else store_type(dtype, target)
 
     def partial(self, parts: int) -> tuple[Shape, int]:
-        """The shape of partial results, and the dimension that is left to reduce."""
+        """Return the shape of partial results, and the dimension that remains to be reduced."""
         return ((parts, self.count), 0) if self.quads == "abreast" else ((self.count, parts), 1)
 
 
-def rows_of(shape: Shape, dims: Sequence[int]) -> Rows:
-    """A tensor of that shape with the dimensions `dims` reduced, in as few strided dimensions as that takes."""
+def rows_of(shape: Shape, dims: Sequence[int]) -> ReducedRows:
+    """Return a tensor of this shape, with `dims` to reduce, as rows of the fewest strided dimensions."""
     strides = contiguous(shape)
-    kept = [k for k in range(len(shape)) if k not in dims]
-    kept_shape, reduced_shape = tuple(shape[k] for k in kept), tuple(shape[k] for k in dims)
-    kept_sizes, [kept_strides] = collapse(kept_shape, [tuple(strides[k] for k in kept)])
-    sizes, [reduced_strides] = collapse(reduced_shape, [tuple(strides[k] for k in dims)])
-    count, length = math.prod(kept_shape), math.prod(reduced_shape)
-    rows = Rows(count, length, (kept_sizes, kept_strides), (sizes, reduced_strides))
-    if in_quads(sizes, reduced_strides, kept_strides):
-        return Rows(count, length // 4, (kept_sizes, quarter(kept_strides)), quarters(sizes, reduced_strides), "along")
-    if in_quads(kept_sizes, kept_strides, reduced_strides):
-        return Rows(count, length, quarters(kept_sizes, kept_strides), (sizes, quarter(reduced_strides)), "abreast")
-    return rows
+    others = [k for k in range(len(shape)) if k not in dims]
+    outer_shape, row_shape = tuple(shape[k] for k in others), tuple(shape[k] for k in dims)
+    outer_sizes, [outer_strides] = collapse(outer_shape, [tuple(strides[k] for k in others)])
+    sizes, [row_strides] = collapse(row_shape, [tuple(strides[k] for k in dims)])
+    count, length = math.prod(outer_shape), math.prod(row_shape)
+    if _in_quads(sizes, row_strides, outer_strides):
+        length, outer_strides = length // 4, _quarter(outer_strides)
+        return ReducedRows(count, length, (outer_sizes, outer_strides), _quarters(sizes, row_strides), "along")
+    if _in_quads(outer_sizes, outer_strides, row_strides):
+        outer = _quarters(outer_sizes, outer_strides)
+        return ReducedRows(count, length, outer, (sizes, _quarter(row_strides)), "abreast")
+    return ReducedRows(count, length, (outer_sizes, outer_strides), (sizes, row_strides))
 
 
-def in_quads(sizes: Shape, strides: Shape, others: Shape) -> bool:
-    """Whether the innermost of these dimensions can be read four by four, wherever the others lead."""
+def _in_quads(sizes: Shape, strides: Shape, others: Shape) -> bool:
+    """Return True if aligned quads along the innermost dimension can be read at all coordinates of the others."""
     return strides[-1:] == (1,) and sizes[-1] % 4 == 0 and all(s % 4 == 0 for s in (*strides[:-1], *others))
 
 
-def quarters(sizes: Shape, strides: Shape) -> tuple[Shape, Shape]:
-    """Dimensions in quads of the innermost."""
-    return (*sizes[:-1], sizes[-1] // 4), (*quarter(strides[:-1]), 1)
+def _quarters(sizes: Shape, strides: Shape) -> tuple[Shape, Shape]:
+    return (*sizes[:-1], sizes[-1] // 4), (*_quarter(strides[:-1]), 1)
 
 
-def quarter(strides: Shape) -> Shape:
+def _quarter(strides: Shape) -> Shape:
     return tuple(s // 4 for s in strides)
 
 
-def whole_lanes(rows: Rows, target: Target) -> Lanes:
-    """The lanes that share a row which is not split."""
+def unsplit_lanes(rows: ReducedRows, target: Target) -> Lanes:
+    """Return the lanes that share a row which is not split."""
     return choose(ACROSS_ROWS if rows.columns else ALONG_ROWS, rows.places, rows.length, target)
 
 
-def lanes_for(rows: Rows, target: Target) -> tuple[Lanes, int, int]:
-    """The lanes that share a row, the parts it is split into, and the loads of a part."""
-    lanes = whole_lanes(rows, target)
+def lanes_for(rows: ReducedRows, target: Target) -> tuple[Lanes, int, int]:
+    """Return the lanes that share a row, the number of parts it is split into, and the loads of a part."""
+    lanes = unsplit_lanes(rows, target)
     groups, enough = lanes.groups(rows.places), ENOUGH * target.device_class.busy
     if rows.length <= LONG * lanes.count or groups * 2 > enough:
         return lanes, 1, rows.length
@@ -128,19 +128,19 @@ def lanes_for(rows: Rows, target: Target) -> tuple[Lanes, int, int]:
 
 def launch(
     kernel: KernelSpec,
-    rows: Rows,
+    rows: ReducedRows,
     lanes: Lanes,
     parts: int,
     span: int,
     read: Sequence[Tensor],
     write: Sequence[Tensor],
-    more: dict[str, int | float],
+    numbers: dict[str, int | float],
 ) -> Dispatch:
     params: dict[str, int | float] = {"rows": rows.places, "length": rows.length, "split": parts, "span": span}
     for prefix, (sizes, strides) in (("k", rows.kept), ("r", rows.reduced)):
         params |= {f"{prefix}_d{k}": n for k, n in enumerate(sizes)}
         params |= {f"{prefix}_s{k}": s for k, s in enumerate(strides)}
-    return Dispatch(kernel, read, write, lanes.groups(rows.places) * parts, params | more)
+    return Dispatch(kernel, read, write, lanes.groups(rows.places) * parts, params | numbers)
 
 
 def reduce(
@@ -160,50 +160,41 @@ def reduce(
     lanes, parts, span = lanes_for(rows, target)
     start: dict[str, int | float] = {"start": START[fold, kind]}
     last = start if divisor is None else {**start, "divisor": divisor}
-    read = [x] if centre is None else [x, centre]
-    if parts == 1:
-        stored = rows.stored(out.dtype, target)
-        kernel = kernels.reduction(fold, x.dtype, stored, kind, *rows.ranks, rows.quads, True, True, lanes, target)
-        yield launch(kernel, rows, lanes, 1, span, read, [out], last)
-        return
-    accumulator = kernels.ACCUMULATOR[kind]
-    partial_shape, left = rows.partial(parts)
-    partial = yield Scratch(partial_shape, accumulator)
-    kernel = kernels.reduction(fold, x.dtype, accumulator, kind, *rows.ranks, rows.quads, True, False, lanes, target)
-    yield launch(kernel, rows, lanes, parts, span, read, [partial], start)
-    rows = rows_of(partial_shape, [left])
-    lanes = whole_lanes(rows, target)
+    read, dtype = [x] if centre is None else [x, centre], x.dtype
+    if parts > 1:
+        accumulator = kernels.ACCUMULATOR[kind]
+        partial_shape, remaining = rows.partial(parts)
+        partial = yield Scratch(partial_shape, accumulator)
+        kernel = kernels.reduction(fold, dtype, accumulator, kind, rows.ranks, rows.quads, True, False, lanes, target)
+        yield launch(kernel, rows, lanes, parts, span, read, [partial], start)
+        read, dtype, rows = [partial], accumulator, rows_of(partial_shape, [remaining])
+        lanes, span = unsplit_lanes(rows, target), rows.length
     stored = rows.stored(out.dtype, target)
-    kernel = kernels.reduction(fold, accumulator, stored, kind, *rows.ranks, rows.quads, False, True, lanes, target)
-    yield launch(kernel, rows, lanes, 1, rows.length, [partial], [out], last)
+    kernel = kernels.reduction(fold, dtype, stored, kind, rows.ranks, rows.quads, parts == 1, True, lanes, target)
+    yield launch(kernel, rows, lanes, 1, span, read, [out], last)
 
 
 def find_extreme(
     largest: bool, x: Tensor, dims: Sequence[int], values: Tensor | None, indices: Tensor, target: Target
 ) -> Steps:
-    """Steps that write the first index of each row's extreme, and the extreme itself where it is wanted."""
+    """Write the first index of each row's extreme to `indices`, and the extreme itself to `values` if present."""
     rows = rows_of(x.shape, dims)
     lanes, parts, span = lanes_for(rows, target)
     kind = accumulator_of(x.dtype)
     sign = ">" if largest else "<"
     start: dict[str, int | float] = {"start": START["amax" if largest else "amin", kind]}
-    write = [values, indices] if values else [indices]
-    if parts == 1:
-        stored = rows.stored(values.dtype, target) if values else None
-        kernel = kernels.extremum(sign, x.dtype, stored, kind, *rows.ranks, rows.quads, True, lanes, target)
-        yield launch(kernel, rows, lanes, 1, span, [x], write, start)
-        return
-    accumulator = kernels.ACCUMULATOR[kind]
-    partial_shape, left = rows.partial(parts)
-    partial = yield Scratch(partial_shape, accumulator)
-    numbers = yield Scratch(partial_shape, DType.I32)
-    kernel = kernels.extremum(sign, x.dtype, accumulator, kind, *rows.ranks, rows.quads, True, lanes, target)
-    yield launch(kernel, rows, lanes, parts, span, [x], [partial, numbers], start)
-    rows = rows_of(partial_shape, [left])
-    lanes = whole_lanes(rows, target)
+    read, dtype = [x], x.dtype
+    if parts > 1:
+        accumulator = kernels.ACCUMULATOR[kind]
+        partial_shape, remaining = rows.partial(parts)
+        partial = [(yield Scratch(partial_shape, accumulator)), (yield Scratch(partial_shape, DType.I32))]
+        kernel = kernels.extremum(sign, dtype, accumulator, kind, rows.ranks, rows.quads, True, lanes, target)
+        yield launch(kernel, rows, lanes, parts, span, read, partial, start)
+        read, dtype, rows = partial, accumulator, rows_of(partial_shape, [remaining])
+        lanes, span = unsplit_lanes(rows, target), rows.length
     stored = rows.stored(values.dtype, target) if values else None
-    kernel = kernels.extremum(sign, accumulator, stored, kind, *rows.ranks, rows.quads, False, lanes, target)
-    yield launch(kernel, rows, lanes, 1, rows.length, [partial, numbers], write, start)
+    kernel = kernels.extremum(sign, dtype, stored, kind, rows.ranks, rows.quads, parts == 1, lanes, target)
+    yield launch(kernel, rows, lanes, 1, span, read, [values, indices] if values else [indices], start)
 
 
 def accumulator_of(dtype: DType) -> str:
@@ -211,10 +202,10 @@ def accumulator_of(dtype: DType) -> str:
 
 
 def reduced_dims(x: Tensor, dims: Sequence[int] | None) -> list[int]:
-    """The dimensions in order; none given means all."""
+    """Return the dimensions to reduce, in order; without `dims`, all."""
     chosen = [normalise_dim(d, x.rank) for d in dims] if dims else list(range(x.rank))
     if len(set(chosen)) < len(chosen):
-        raise ShapeError(f"a dimension is given twice in {list(dims or ())}")
+        raise ShapeError(f"a dimension occurs twice in {list(dims or ())}")
     return sorted(chosen) if x.rank else []
 
 
@@ -235,7 +226,7 @@ def require_elements(x: Tensor, dims: Sequence[int]) -> None:
 
 
 def totals(base: str, fold: str, *overloads: str, fits: str = "x any", **traits: Any) -> None:
-    """`sum`, `prod` and `mean`: over a list of dimensions, one, or all; the output's dtype is the accumulator's."""
+    """Register `sum`, `prod` or `mean` over some or all dimensions, accumulated in the output's type."""
 
     def over(x: Tensor, dims: list[int], keepdim: bool, target: Target) -> Steps:
         out = yield Out(reduced_shape(x, dims, keepdim))
@@ -243,32 +234,27 @@ def totals(base: str, fold: str, *overloads: str, fits: str = "x any", **traits:
         as_bools = {"sum": "any", "prod": "all"}.get(fold, fold) if out.dtype is DType.BOOL else fold
         yield from reduce(as_bools, x, dims, out, target, kind=accumulator_of(out.dtype), divisor=divisor)
 
-    def some(
+    def along(
         x: Tensor, dim: list[int] | None, keepdim: bool = False, dtype: int | None = None, *, target: Target
     ) -> Steps:
         yield from over(x, reduced_dims(x, dim), keepdim, target)
 
-    def every(x: Tensor, dtype: int | None = None, *, target: Target) -> Steps:
+    def overall(x: Tensor, dtype: int | None = None, *, target: Target) -> Steps:
         yield from over(x, reduced_dims(x, None), False, target)
 
-    define([f"{base}.{o}" for o in overloads], some, "steps", fits=fits, sums=fold != "mean", **traits)
-    define([f"{base}.default"], every, "steps", fits=fits, sums=fold != "mean", **traits)
+    define([f"{base}.{o}" for o in overloads], along, "steps", fits=fits, sums=fold != "mean", **traits)
+    define([f"{base}.default"], overall, "steps", fits=fits, sums=fold != "mean", **traits)
 
 
 def extremes(base: str, alias: str, largest: bool) -> None:
-    """`amax` and `max` or their opposites: values, indices or both."""
+    """Register `amax` and `max` or their opposites: values, indices or both."""
     fold = "amax" if largest else "amin"
 
-    def value(x: Tensor, dims: list[int], keepdim: bool, target: Target) -> Steps:
+    def value(x: Tensor, dim: Sequence[int] = (), keepdim: bool = False, *, target: Target) -> Steps:
+        dims = reduced_dims(x, dim)
         require_elements(x, dims)
         out = yield Out(reduced_shape(x, dims, keepdim), x.dtype)
         yield from reduce(fold, x, dims, out, target, kind=accumulator_of(x.dtype))
-
-    def some(x: Tensor, dim: Sequence[int] = (), keepdim: bool = False, *, target: Target) -> Steps:
-        yield from value(x, reduced_dims(x, dim), keepdim, target)
-
-    def every(x: Tensor, *, target: Target) -> Steps:
-        yield from value(x, reduced_dims(x, None), False, target)
 
     def index(x: Tensor, dim: int | None = None, keepdim: bool = False, *, target: Target) -> Steps:
         dims = reduced_dims(x, None if dim is None else [dim])
@@ -284,38 +270,30 @@ def extremes(base: str, alias: str, largest: bool) -> None:
         indices = yield Out(shape, DType.I32)
         yield from find_extreme(largest, x, dims, values, indices, target)
 
-    define([f"aten.{fold}.default"], some, "steps", elements=("x",))
-    define([f"{base}.default"], every, "steps", elements=("x",))
+    define([f"aten.{fold}.default", f"{base}.default"], value, "steps", elements=("x",))
     define([f"{alias}.default"], index, "steps", wide=True, fits="x number", places=0)
     define([f"{base}.dim"], both, "steps", elements=("x",), places=1)
 
 
 def logical(base: str, fold: str) -> None:
-    """`any` and `all`: what is not zero is true. An empty list of dimensions reduces nothing, unlike elsewhere."""
+    """Register `any` or `all`: anything nonzero is true. Unlike elsewhere, an empty list of dimensions reduces none."""
 
-    def over(x: Tensor, dims: list[int], keepdim: bool, target: Target) -> Steps:
+    def rule(x: Tensor, dim: list[int] | None = None, keepdim: bool = False, *, target: Target) -> Steps:
+        dims = [] if dim == [] else reduced_dims(x, dim)
         out = yield Out(reduced_shape(x, dims, keepdim))
         yield from reduce(fold, x, dims, out, target, kind="i32")
 
-    def every(x: Tensor, *, target: Target) -> Steps:
-        yield from over(x, reduced_dims(x, None), False, target)
+    def along(x: Tensor, dim: int, keepdim: bool = False, *, target: Target) -> Steps:
+        yield from rule(x, [dim], keepdim, target=target)
 
-    def one(x: Tensor, dim: int, keepdim: bool = False, *, target: Target) -> Steps:
-        yield from over(x, reduced_dims(x, [dim]), keepdim, target)
-
-    def some(x: Tensor, dim: list[int] | None = None, keepdim: bool = False, *, target: Target) -> Steps:
-        yield from over(x, [] if dim == [] else reduced_dims(x, dim), keepdim, target)
-
-    fits = "x any -> bool|int"
-    define([f"{base}.default"], every, "steps", wide=True, fits=fits)
-    define([f"{base}.dim"], one, "steps", wide=True, fits=fits)
-    define([f"{base}.dims"], some, "steps", wide=True, fits=fits)
+    define([f"{base}.default", f"{base}.dims"], rule, "steps", wide=True, fits="x any -> bool|int")
+    define([f"{base}.dim"], along, "steps", wide=True, fits="x any -> bool|int")
 
 
 def spread(
     fold: str, x: Tensor, dims: list[int], correction: Number, out: Tensor, target: Target
 ) -> Generator[Step, Any, Tensor]:
-    """Steps of `var` and `std`: the mean first, then squared deviations from it; returns the mean."""
+    """Compute `var` or `std`: first the mean, then the squared deviations from it; return the mean."""
     mean: Tensor = yield Scratch(out.shape, DType.F32)
     length = length_of(x, dims)
     yield from reduce("mean", x, dims, mean, target, kind="f32", divisor=real(length))
@@ -325,6 +303,8 @@ def spread(
 
 
 def spreads(base: str, fold: str) -> None:
+    """Register `var` or `std`."""
+
     def corrected(
         x: Tensor,
         dim: list[int] | None = None,
@@ -337,27 +317,22 @@ def spreads(base: str, fold: str) -> None:
         out = yield Out(reduced_shape(x, dims, keepdim), x.dtype)
         yield from spread(fold, x, dims, 1 if correction is None else correction, out, target)
 
-    def some(
+    def along(
         x: Tensor, dim: list[int] | None, unbiased: bool = True, keepdim: bool = False, *, target: Target
     ) -> Steps:
         yield from corrected(x, dim, int(unbiased), keepdim, target=target)
 
-    def every(x: Tensor, unbiased: bool = True, *, target: Target) -> Steps:
+    def overall(x: Tensor, unbiased: bool = True, *, target: Target) -> Steps:
         yield from corrected(x, None, int(unbiased), target=target)
 
     define([f"{base}.correction"], corrected, "steps", fits="x float")
-    define([f"{base}.dim"], some, "steps", fits="x float")
-    define([f"{base}.default"], every, "steps", fits="x float")
+    define([f"{base}.dim"], along, "steps", fits="x float")
+    define([f"{base}.default"], overall, "steps", fits="x float")
 
 
 @op("aten.var_mean.correction", fits="x float")
 def var_mean(
-    x: Tensor,
-    dim: list[int] | None = None,
-    correction: Number | None = None,
-    keepdim: bool = False,
-    *,
-    target: Target,
+    x: Tensor, dim: list[int] | None = None, correction: Number | None = None, keepdim: bool = False, *, target: Target
 ) -> Steps:
     dims = reduced_dims(x, dim)
     shape = reduced_shape(x, dims, keepdim)
@@ -368,7 +343,7 @@ def var_mean(
 
 
 def running(name: str, operator: str, **traits: Any) -> None:
-    """`cumsum` and `cumprod`, in the output's type."""
+    """Register `cumsum` or `cumprod`, computed in the output's type."""
 
     def rule(x: Tensor, dim: int, dtype: int | None = None, *, target: Target) -> Steps:
         k = normalise_dim(dim, x.rank)

@@ -1,4 +1,4 @@
-"""Images stretched, padded with themselves, or sampled on a grid; and the grid of anchor points of a detector."""
+"""Upsampling, padding with pixels of the image, grid sampling, and a detector's grid of anchor points."""
 
 from __future__ import annotations
 
@@ -9,48 +9,42 @@ from typing import NamedTuple
 from ..errors import InvalidProgram, ShapeError
 from ..graph.graph import Shape, Tensor
 from ..kernels import resampling as kernels
-from ..kernels.wgsl import KernelSpec
 from ..plan.target import Target
-from .pointwise import pointwise
+from .pointwise import by_quad, pointwise
 from .registry import Dispatch, Out, Steps, define, op
 
 INTERPOLATIONS: tuple[kernels.Interpolation, ...] = ("bilinear", "nearest", "bicubic")
 PADDINGS: tuple[kernels.Padding, ...] = ("zeros", "border", "reflection")
 
 
-class Mapped(NamedTuple):
-    """How the coordinates along one axis find their source."""
+class MappedAxis(NamedTuple):
+    """One axis of an output, and how its coordinates map to the input."""
 
-    axis: kernels.Axis
+    kind: kernels.Axis
     size: int  # of the input
     to: int  # of the output
     params: dict[str, float] = {}  # noqa: RUF012 (never written)
 
 
-def _groups(out: Tensor, kernel: KernelSpec) -> int:
-    return -(-out.numel // (4 * kernel.kernel.workgroup))
-
-
-def _map(x: Tensor, axes: Sequence[Mapped], out: Tensor, target: Target) -> Dispatch:
-    """The last axes mapped, those before taken as they are."""
+def _map(x: Tensor, axes: Sequence[MappedAxis], out: Tensor, target: Target) -> Dispatch:
+    """Return a dispatch that maps the last axes, and leaves those before them as they are."""
     lead = math.prod(x.shape[: x.rank - len(axes)])
-    every = [Mapped("plain", lead, lead), *axes]
-    kernel = kernels.mapped(x.dtype, tuple(a.axis for a in every), target)
+    all_axes = [MappedAxis("plain", lead, lead), *axes]
+    kernel = kernels.mapped(x.dtype, tuple(a.kind for a in all_axes), target)
     params: dict[str, int | float] = {"n": out.numel}
-    for k, a in enumerate(every):
+    for k, a in enumerate(all_axes):
         params |= {f"d{k}": a.to, f"size{k}": a.size, **{f"{n}{k}": v for n, v in a.params.items()}}
-    return Dispatch(kernel, [x], [out], _groups(out, kernel), params)
+    return by_quad(kernel, [x], out, params)
 
 
 def _image(x: Tensor) -> tuple[int, int]:
-    """Height and width of a batch of images."""
+    """Return the height and width of a batch of images."""
     if x.rank != 4 or not all(x.shape[2:]):
         raise ShapeError(f"images have the shape (batch, channels, height, width), not {list(x.shape)}")
     return x.shape[2], x.shape[3]
 
 
-def _stretched(x: Tensor, output_size: Sequence[int] | None, factors: Sequence[float | None] | None) -> list[int]:
-    """The height and width to make."""
+def _output_size(x: Tensor, output_size: Sequence[int] | None, factors: Sequence[float | None] | None) -> list[int]:
     size = _image(x)
     if output_size:
         to = list(output_size)
@@ -64,7 +58,7 @@ def _stretched(x: Tensor, output_size: Sequence[int] | None, factors: Sequence[f
 
 
 def _step(size: int, to: int, factor: float | None) -> float:
-    """Pixels of the input per pixel of the output."""
+    """Return the number of input pixels per output pixel."""
     if size == to:
         return 1.0
     return 1.0 / factor if factor is not None and factor > 0 else size / to
@@ -74,7 +68,7 @@ def _nearest(x: Tensor, to: Sequence[int], factors: Sequence[float | None], targ
     size = _image(x)
     out = yield Out((*x.shape[:2], *to), x.dtype)
     steps = [0.5 if m == 2 * n else _step(n, m, f) for n, m, f in zip(size, to, factors, strict=True)]
-    axes = [Mapped("nearest", n, m, {"scale": s}) for n, m, s in zip(size, to, steps, strict=True)]
+    axes = [MappedAxis("nearest", n, m, {"scale": s}) for n, m, s in zip(size, to, steps, strict=True)]
     yield _map(x, axes, out, target)
 
 
@@ -83,19 +77,14 @@ def upsample_nearest2d_vec(
     x: Tensor, output_size: list[int] | None, scale_factors: list[float] | None, *, target: Target
 ) -> Steps:
     factors = (None, None) if output_size else scale_factors or ()
-    yield from _nearest(x, _stretched(x, output_size, scale_factors), factors, target)
+    yield from _nearest(x, _output_size(x, output_size, scale_factors), factors, target)
 
 
 @op("aten.upsample_nearest2d.default", wide=True)
 def upsample_nearest2d(
-    x: Tensor,
-    output_size: list[int],
-    scales_h: float | None = None,
-    scales_w: float | None = None,
-    *,
-    target: Target,
+    x: Tensor, output_size: list[int], scales_h: float | None = None, scales_w: float | None = None, *, target: Target
 ) -> Steps:
-    yield from _nearest(x, _stretched(x, output_size, None), (scales_h, scales_w), target)
+    yield from _nearest(x, _output_size(x, output_size, None), (scales_h, scales_w), target)
 
 
 def _bilinear(
@@ -109,21 +98,15 @@ def _bilinear(
         down, right = (_step(n, m, f) for n, m, f in zip(size, to, factors, strict=True))
     kernel = kernels.bilinear(x.dtype, align_corners, target)
     sizes = {"rows": to[0], "columns": to[1], "height": size[0], "width": size[1]}
-    params = {"n": out.numel, **sizes, "down": down, "right": right}
-    yield Dispatch(kernel, [x], [out], _groups(out, kernel), params)
+    yield by_quad(kernel, [x], out, {**sizes, "down": down, "right": right})
 
 
 @op("aten.upsample_bilinear2d.vec", fits="x float")
 def upsample_bilinear2d_vec(
-    x: Tensor,
-    output_size: list[int] | None,
-    align_corners: bool,
-    scale_factors: list[float] | None,
-    *,
-    target: Target,
+    x: Tensor, output_size: list[int] | None, align_corners: bool, scale_factors: list[float] | None, *, target: Target
 ) -> Steps:
     factors = (None, None) if output_size else scale_factors or ()
-    yield from _bilinear(x, _stretched(x, output_size, scale_factors), align_corners, factors, target)
+    yield from _bilinear(x, _output_size(x, output_size, scale_factors), align_corners, factors, target)
 
 
 @op("aten.upsample_bilinear2d.default", fits="x float")
@@ -136,14 +119,14 @@ def upsample_bilinear2d(
     *,
     target: Target,
 ) -> Steps:
-    yield from _bilinear(x, _stretched(x, output_size, None), align_corners, (scales_h, scales_w), target)
+    yield from _bilinear(x, _output_size(x, output_size, None), align_corners, (scales_h, scales_w), target)
 
 
 @op("aten.grid_sampler_2d.default", fits="x float")
 def grid_sampler_2d(
     x: Tensor, grid: Tensor, interpolation_mode: int, padding_mode: int, align_corners: bool, *, target: Target
 ) -> Steps:
-    """x (N, C, H, W) at grid (N, H', W', 2): (x, y), from -1 to 1 across the image."""
+    """Sample x (N, C, H, W) at grid (N, H', W', 2): (x, y), from -1 to 1 across the image."""
     height, width = _image(x)
     if grid.rank != 4 or grid.shape[0] != x.shape[0] or grid.shape[3] != 2:
         raise ShapeError(f"a grid of {list(grid.shape)} does not fit images of {list(x.shape)}")
@@ -154,11 +137,11 @@ def grid_sampler_2d(
         x.dtype, grid.dtype, INTERPOLATIONS[interpolation_mode], PADDINGS[padding_mode], align_corners, target
     )
     sizes = {"positions": math.prod(grid.shape[1:3]), "channels": x.shape[1], "height": height, "width": width}
-    yield Dispatch(kernel, [x, grid], [out], _groups(out, kernel), {"n": out.numel, **sizes})
+    yield by_quad(kernel, [x, grid], out, sizes)
 
 
-def _pads(name: str, axis: kernels.Axis, rank: int) -> None:
-    """Padding of the last `rank` dimensions with the image itself; a negative one crops."""
+def _pads(name: str, kind: kernels.Axis, rank: int) -> None:
+    """Register padding of the last `rank` dimensions with pixels of the image; a negative one crops."""
 
     def rule(x: Tensor, padding: list[int], *, target: Target) -> Steps:
         if x.rank not in (rank + 1, rank + 2) or len(padding) != 2 * rank or not all(x.shape[-rank:]):
@@ -166,12 +149,12 @@ def _pads(name: str, axis: kernels.Axis, rank: int) -> None:
         size = x.shape[-rank:]
         pairs = list(zip(padding[-2::-2], padding[-1::-2]))
         to: Shape = tuple(n + low + high for n, (low, high) in zip(size, pairs, strict=True))
-        if axis == "reflect" and any(max(pair) >= n for n, pair in zip(size, pairs, strict=True)):
+        if kind == "reflect" and any(max(pair) >= n for n, pair in zip(size, pairs, strict=True)):
             raise ShapeError(f"{padding} reflects more than {list(x.shape)} has")
         if min(to) < 1:
             raise ShapeError(f"{padding} removes more than {list(x.shape)} has")
         out = yield Out((*x.shape[:-rank], *to), x.dtype)
-        axes = [Mapped(axis, n, m, {"low": low}) for n, m, (low, _) in zip(size, to, pairs, strict=True)]
+        axes = [MappedAxis(kind, n, m, {"low": low}) for n, m, (low, _) in zip(size, to, pairs, strict=True)]
         yield _map(x, axes, out, target)
 
     define([f"aten.{name}_pad{rank}d.default"], rule, "steps", wide=True)
@@ -184,7 +167,7 @@ for _rank in (1, 2, 3):
 
 @op("et_vk.grid_priors.default", fits="x any[..., h, w] -> float")
 def grid_priors(x: Tensor, stride: int, offset: float, *, target: Target) -> Steps:
-    """The centres (x, y) of the cells of a feature map (…, H, W), row by row, in pixels of the image."""
+    """Return the centres (x, y) of the cells of a feature map (…, H, W), row by row, in pixels of the image."""
     height, width = x.shape[-2:]
     out = yield Out((height * width, 2))
     body = "let cell = i / 2u; let w = u32(width); "

@@ -1,4 +1,4 @@
-"""Softmax along any dimension, in f32. Rows that the lanes of a workgroup cannot hold are done in pieces."""
+"""Softmax along any dimension, in f32. A row that does not fit the registers of a workgroup is cut into pieces."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from .registry import Dispatch, Out, Rule, Scratch, Steps, define, normalise_dim
 
 
 def quads_of(length: int, inner: int) -> Quads:
-    """How rows of so many elements, `inner` apart, are read four by four."""
+    """Return how rows of `length` elements, `inner` apart, are read in quads."""
     if inner == 1:
         return "along" if length % 4 == 0 else ""
     return "abreast" if inner % 4 == 0 else ""
 
 
 def softmax(log: bool = False, blank: float = math.nan) -> tuple[Rule, Rule]:
-    """The rules of operators whose third argument, a flag or a dtype, says what the result's declaration says, too.
+    """Return two rules: with a flag and with a dtype as third argument, which the result's declaration makes redundant.
 
-    `blank` is 1/0 for rows of nothing but -inf.
+    `blank` stands for 1/0 in rows of nothing but -inf.
     """
 
     def flagged(x: Tensor, dim: int, half_to_float: bool, *, target: Target) -> Steps:
@@ -65,5 +65,5 @@ def softmax(log: bool = False, blank: float = math.nan) -> tuple[Rule, Rule]:
 for _name, _log in {"softmax": False, "log_softmax": True}.items():
     _flagged, _typed = softmax(_log)
     define([f"aten._{_name}.default"], _flagged, "steps", fits="x float")
-    define([f"aten.{_name}.int"], _typed, "steps", fits="x any -> float")  # ints where a float dtype is asked for
+    define([f"aten.{_name}.int"], _typed, "steps", fits="x any -> float")  # ints with a float dtype
 define(["aten._safe_softmax.default"], softmax(blank=0.0)[1], "steps", fits="x float")

@@ -1,7 +1,7 @@
-"""Sorting along a dimension, and what follows from it: the largest k, the k-th. Indices of elements are sorted, and the
-values are then read at them.
+"""Sorting along a dimension, the largest k elements, and the k-th. Kernels sort indices of elements; values are then
+gathered.
 
-Equal elements keep their order, NaN is larger than any number.
+Equal elements keep their order; NaN is larger than any number.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .registry import Dispatch, Out, Scratch, Step, Steps, normalise_dim, op
 
 
 def places(x: Tensor, dim: int, order: Order, out: Tensor, target: Target) -> Steps:
-    """The steps that write which elements of `x` come first along `dim`, as many as `out` has."""
+    """Write to `out` the positions along `dim` of the first elements in order, as many as it has room for."""
     length = x.shape[dim] if x.rank else 1
     keep = out.shape[dim] if out.rank else 1
     if out.numel:
@@ -33,11 +33,15 @@ def places(x: Tensor, dim: int, order: Order, out: Tensor, target: Target) -> St
 def runs(
     index: Tensor, lines: tuple[int, int, int], size: int, target: Target
 ) -> Generator[Step, Any, tuple[Tensor, Tensor]]:
-    """The steps that sort indices into `size` elements, in `lines`: how many, how long, and how far apart the elements
-    of each are. Each becomes a row of two tensors: what the indices are, counted from the front, those out of range
-    last; and where in the line they were."""
-    found: tuple[Tensor, Tensor] = yield from _sorted(index, lines, "index", lines[1], None, target, size=size)
-    return found
+    """Sort indices into `size` elements, in `lines`: their count, their length, and the distance of their elements.
+
+    Each line becomes a row of two tensors: the indices, counted from the front, with those out of range last; and their
+    positions in the line.
+    """
+    keys_and_places: tuple[Tensor, Tensor] = yield from _sorted(
+        index, lines, "index", lines[1], None, target, size=size
+    )
+    return keys_and_places
 
 
 def _sorted(
@@ -48,10 +52,10 @@ def _sorted(
     count = -(-length // width)  # runs per row, the last of which may be shorter
     run, last = min(keep, width), min(keep, length - (count - 1) * width)
 
-    room = (count - 1) * run + last  # per row, which no merge makes larger
+    room = (count - 1) * run + last  # per row; merges never need more
     pairs: list[list[Tensor]] = []  # of keys and numbers, written in turn
 
-    def wanted() -> Generator[Step, Any, tuple[Result, list[Tensor]]]:
+    def results() -> Generator[Step, Any, tuple[Result, list[Tensor]]]:
         if count == 1 and out is not None:
             return "places", [out]
         if len(pairs) < 2:
@@ -60,20 +64,20 @@ def _sorted(
             pairs.reverse()
         return "runs", pairs[-1]
 
-    kind, wrote = yield from wanted()
+    kind, write = yield from results()
     kernel = kernels.chunks(x.dtype, order, width, kind, target)
     params = {"rows": rows, "length": length, "inner": inner, "chunks": count, "keep": run, "room": room, **size}
     groups = -(-rows * count * width // kernels.slots(width, target))
-    yield Dispatch(kernel, [x], wrote, groups, params)
+    yield Dispatch(kernel, [x], write, groups, params)
     while count > 1:
         params = {"rows": rows, "given": room, "runs": count, "run": run, "last": last, "inner": inner}
         groups = -(-rows * room // target.workgroup(256))
-        pair, given = last + (run if count % 2 == 0 else 0), wrote
+        pair, read = last + (run if count % 2 == 0 else 0), write
         count, run, last = -(-count // 2), min(keep, 2 * run), min(keep, pair)
         room = (count - 1) * run + last
-        kind, wrote = yield from wanted()
-        yield Dispatch(kernels.merge(kind, target), given, wrote, groups, {**params, "keep": run, "room": room})
-    return tuple(wrote)
+        kind, write = yield from results()
+        yield Dispatch(kernels.merge(kind, target), read, write, groups, {**params, "keep": run, "room": room})
+    return tuple(write)
 
 
 def _values_and_places(x: Tensor, dim: int, keep: int, order: Order, target: Target) -> Steps:
@@ -87,7 +91,7 @@ def _values_and_places(x: Tensor, dim: int, keep: int, order: Order, target: Tar
 
 @op("aten.sort.stable", elements=("x",), places=1)
 def sort_stable(x: Tensor, stable: bool | None, dim: int = -1, descending: bool = False, *, target: Target) -> Steps:
-    """The elements in order, and where they were; equal ones keep their order, whether that is asked for or not."""
+    """Return the elements in order and their positions. The order is always stable."""
     length = x.shape[normalise_dim(dim, x.rank)] if x.rank else 1
     yield from _values_and_places(x, dim, length, "down" if descending else "up", target)
 
@@ -99,7 +103,7 @@ def sort(x: Tensor, dim: int = -1, descending: bool = False, *, target: Target) 
 
 @op("aten.topk.default", elements=("x",), places=1, fits="x number")
 def topk(x: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True, *, target: Target) -> Steps:
-    """The k largest or smallest elements, in order.
+    """Return the k largest or smallest elements, in order.
 
     Unlike PyTorch, which may take any of several equal elements, it takes the first ones, in their order.
     """
@@ -110,36 +114,35 @@ def topk(x: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = 
 
 
 def _at(x: Tensor, dim: int, numbers: Tensor, k: int) -> Strided:
-    """Which elements of `x` are number `k` along `dim`, of those in order."""
+    """Return the sorted positions `numbers` at place `k` along `dim`."""
     own = contiguous(numbers.shape)
     return Strided(numbers, own, k * own[dim] if x.rank else 0)
 
 
 def _kth(x: Tensor, dim: int, k: int, keepdim: bool, middle: bool, target: Target) -> Steps:
-    """The element with `k` before it along `dim`, and where it is; of the `middle`, a NaN takes the place if there
-    is one."""
-    one = (*x.shape[:dim], 1, *x.shape[dim + 1 :]) if x.rank else ()
-    shape = one if keepdim else (*x.shape[:dim], *x.shape[dim + 1 :])
+    """Return the element at place `k` of the sorted `dim`, and its position; for a `middle`, a NaN if there is one."""
+    single = (*x.shape[:dim], 1, *x.shape[dim + 1 :]) if x.rank else ()
+    shape = single if keepdim else (*x.shape[:dim], *x.shape[dim + 1 :])
     values = yield Out(shape, x.dtype)
     indices = yield Out(shape, DType.I32)
     numbers = yield Scratch((*x.shape[:dim], k + 1, *x.shape[dim + 1 :]) if x.rank else (), DType.I32)
     yield from places(x, dim, "low" if middle else "up", numbers, target)
     chosen = _at(x, dim, numbers, k)
     if middle and x.dtype.is_float:
-        lowest = yield Scratch(one, DType.I32)
+        lowest = yield Scratch(single, DType.I32)
         yield pointwise("select", "a", [_at(x, dim, numbers, 0)], lowest, target)
-        least = yield Scratch(one, x.dtype)
-        yield read(x, along(x, dim, lowest, one, contiguous(one)), least, target)
+        least = yield Scratch(single, x.dtype)
+        yield read(x, along(x, dim, lowest, single, contiguous(single)), least, target)
         sources = chosen, lowest, least
-        yield pointwise("median", "select(a, b, is_nan(c))", sources, indices, target, shape=one)
+        yield pointwise("median", "select(a, b, is_nan(c))", sources, indices, target, shape=single)
     else:
-        yield pointwise("select", "a", [chosen], indices, target, shape=one)
-    yield read(x, along(x, dim, indices, one, contiguous(one)), values, target)
+        yield pointwise("select", "a", [chosen], indices, target, shape=single)
+    yield read(x, along(x, dim, indices, single, contiguous(single)), values, target)
 
 
 @op("aten.kthvalue.default", elements=("x",), places=1, fits="x number")
 def kthvalue(x: Tensor, k: int, dim: int = -1, keepdim: bool = False, *, target: Target) -> Steps:
-    """The k-th smallest element, counted from 1, and where it is.
+    """Return the k-th smallest element, counted from 1, and its position.
 
     Unlike PyTorch, which may take any of several equal elements, it counts them in their order.
     """
@@ -152,7 +155,7 @@ def kthvalue(x: Tensor, k: int, dim: int = -1, keepdim: bool = False, *, target:
 
 @op("aten.median.dim", elements=("x",), places=1, fits="x number")
 def median(x: Tensor, dim: int, keepdim: bool = False, *, target: Target) -> Steps:
-    """The element in the middle, the lower of two, or NaN where there is one, and where it is.
+    """Return the element in the middle (the lower of two, or NaN if there is one) and its position.
 
     Unlike PyTorch, which may take any of several equal elements, it counts them in their order.
     """

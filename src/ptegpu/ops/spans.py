@@ -1,10 +1,10 @@
-"""The range of int64 values: what provably fits 32 bits is computed on the GPU, exactly.
+"""The range of int64 values: the GPU computes, exactly, what provably fits 32 bits.
 
 A span is the smallest and the largest value that a tensor of ints, or an int, can have in any call. Sizes count at
-their maximum. A value that nothing bounds has no span, and int64 arithmetic on it stays on the host.
+their maximum. A value without bounds has no span, and int64 arithmetic on it stays on the host.
 
-Operators declare a rule, `@op(…, span=summed)`, from operands by name to the span of their first result; or whose
-elements that has (`elements=`), and which result numbers elements (`places=`).
+Operators declare a rule, `@op(…, span=summed)`, from operands by name to the span of their first result. Instead they
+may name the parameters whose elements it has (`elements=`), and the result that holds positions (`places=`).
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ def fits(span: Span | None) -> bool:
 
 def spans(rule: Rule | None, places: int | None, a: Operands, outs: Sequence[Var], of: Of) -> list[Span | None]:
     """Return the spans of a call's results; `of` gives those of its operands, which fit the operator's schema."""
-    first = rule(a, lambda operand: _held(of(operand), outs[0])) if rule else None
-    return [_numbers(a) if k == places else _declared(first, out) for k, out in enumerate(outs)]
+    first = rule(a, lambda operand: _representable(of(operand), outs[0])) if rule else None
+    return [_positions(a) if k == places else _declared(first, out) for k, out in enumerate(outs)]
 
 
 def of_dtype(dtype: DType | None) -> Span | None:
-    """Return all values of a type of at most 32 bits."""
+    """Return the range of an int type of at most 32 bits, or of bool."""
     if dtype is DType.BOOL:
         return BOOL
     if dtype is None or dtype.is_float or dtype in (DType.I64, DType.U64):
@@ -50,26 +50,25 @@ def of_dtype(dtype: DType | None) -> Span | None:
 
 
 def _declared(span: Span | None, out: Var) -> Span | None:
-    """Return the span in the type of the result, where what that cannot hold wraps."""
-    if (held := _held(span, out)) is not None:
-        return held if out.dtype is None or not out.dtype.is_float else None
+    """Return the span in the type of the result; values that it cannot hold wrap around."""
+    if (span := _representable(span, out)) is not None:
+        return span if out.dtype is None or not out.dtype.is_float else None
     return of_dtype(out.dtype)
 
 
-def _held(operand: Span | None, out: Var) -> Span | None:
-    """Return an operand's span in the type of the result, which may be narrower than a scalar's."""
-    whole = of_dtype(out.dtype) or INT64
-    return operand if operand is not None and whole[0] <= operand[0] and operand[1] <= whole[1] else None
+def _representable(span: Span | None, out: Var) -> Span | None:
+    """Return the span if the type of the result, which may be narrower than a scalar's, can hold it."""
+    low, high = of_dtype(out.dtype) or INT64
+    return span if span is not None and low <= span[0] and span[1] <= high else None
 
 
 def _first(a: Operands) -> tuple[int, ...]:
-    """Return the sizes of the first operand."""
     operand = next(iter(a.values()))
     return operand.sizes if isinstance(operand, Var) else ()
 
 
-def _numbers(a: Operands) -> Span:
-    """Return the span of numbers of elements: in any dimension, or in all of them."""
+def _positions(a: Operands) -> Span:
+    """Return the span of positions of elements: in any dimension, or flat."""
     return 0, max(math.prod(_first(a)) - 1, 0)
 
 
@@ -81,16 +80,19 @@ def _corners(function: Callable[[int, int], int], a: Span | None, b: Span | None
 
 
 def _union(spans: Iterable[Span | None]) -> Span | None:
-    known = list(spans)
-    lows, highs = [s[0] for s in known if s], [s[1] for s in known if s]
-    return (min(lows), max(highs)) if known and len(lows) == len(known) else None
+    bounds: list[Span] = []
+    for span in spans:
+        if span is None:
+            return None
+        bounds.append(span)
+    return (min(low for low, _ in bounds), max(high for _, high in bounds)) if bounds else None
 
 
 # The rules that operators declare.
 
 
 def elements(*names: str) -> Rule:
-    """Return the rule of a result that has elements of these parameters, or of the tensors in their lists."""
+    """Return the rule of a result whose elements come from these parameters, or from the tensors in their lists."""
 
     def rule(a: Operands, of: Of) -> Span | None:
         sources = [a[name] for name in names]
@@ -100,7 +102,7 @@ def elements(*names: str) -> Rule:
 
 
 def both(function: Callable[[int, int], int]) -> Rule:
-    """Return the rule of a function of two operands that is largest and smallest at the ends of their spans."""
+    """Return the rule of a function of two operands whose extremes lie at the ends of their spans."""
     return lambda a, of: _corners(function, *map(of, a.values()))
 
 
@@ -115,7 +117,7 @@ def scaled(sign: int) -> Rule:
 
 
 def divided(a: Operands, of: Of) -> Span | None:
-    """Bound a quotient that is rounded down or, if its mode says so, towards zero."""
+    """Bound a quotient that is rounded down or, by its mode, towards zero."""
     x, by, *_ = map(of, a.values())
     mode = a.get("rounding_mode", "floor")
     if by is None or by[0] <= 0 <= by[1] or mode not in ("floor", "trunc"):
@@ -125,7 +127,7 @@ def divided(a: Operands, of: Of) -> Span | None:
 
 
 def remainder(a: Operands, of: Of) -> Span | None:
-    """Bound a remainder, which has the sign of the divisor, whatever is divided."""
+    """Bound a remainder, which has the sign of the divisor, for any dividend."""
     _, by = map(of, a.values())
     if by is None or by[0] <= 0 <= by[1]:
         return None
@@ -156,7 +158,7 @@ def clamped(a: Operands, of: Of) -> Span | None:
 
 
 def summed(a: Operands, of: Of) -> Span | None:
-    """Bound sums over all, any part or nothing of a tensor."""
+    """Bound sums over any number of a tensor's elements, including none."""
     x, n = of(a["x"]), math.prod(_first(a))
     return x and (min(0, x[0] * n), max(0, x[1] * n))
 

@@ -1,4 +1,4 @@
-"""Symbolic ints: where they come from and their arithmetic, all done by the host before a run."""
+"""Symbolic ints: their sources and their arithmetic, which the host computes before a run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SIZE = "sym_size.int"
 
 
 def _dim(x: Tensor, dim: int) -> int:
-    """Return a dimension of a tensor, counted from the front. Unlike most operators, these take none of a scalar."""
+    """Return a dimension counted from the front. Unlike most operators, these accept none of a 0-d tensor."""
     if not x.rank:
         raise ShapeError(f"dimension {dim} is out of range for rank 0")
     return normalise_dim(dim, x.rank)
@@ -36,25 +36,24 @@ def sym_numel(x: Tensor) -> int:
 
 @sym("et_vk.select_as_symint.default", whole=True, reads=True)
 def select_as_symint(x: Tensor, dim: int, index: int) -> int:
-    """Element `index` along `dim` (first in the others) of an input: which of all elements that is."""
+    """Return the flat position of element `index` along `dim` (first in the other dimensions) of an input."""
     k = _dim(x, dim)
     size = x.shape[k]
     if not -size <= index < size:
         raise ShapeError(f"index {index} is out of range for dimension {dim} of {x!r}")
-    element = (index % size) * contiguous(x.shape)[k]
-    return element
+    return (index % size) * contiguous(x.shape)[k]
 
 
 @sym("aten._local_scalar_dense.default", reads=True)
 def local_scalar_dense(x: Tensor) -> int:
-    """The only element of an int tensor: number 0."""
+    """Return the flat position of the only element of an int tensor."""
     if x.numel != 1:
-        raise ShapeError(f"{x!r} has {x.numel} elements, one is needed")
+        raise ShapeError(f"{x!r} has {x.numel} elements, expected 1")
     return 0
 
 
 def _names(name: str) -> tuple[str, str]:
-    """Return how a delegate and a program call the same arithmetic."""
+    """Return the names of the same arithmetic in a delegate and in a program."""
     return name, f"executorch_prim.{name}.Scalar"
 
 

@@ -1,7 +1,7 @@
-"""How a kernel finds elements through what only moves them: strides instead of copies.
+"""Strides instead of copies: how a kernel reads a tensor through operators that only move its elements.
 
-A dimension is *atoms*, outermost first, each with a size and a stride in elements of the tensor that is read: a view
-that makes one dimension of two has both atoms in it, so that most views need no copy either.
+A dimension is a list of *atoms*, outermost first, each with a size and a stride in elements of the tensor that is read.
+A view that merges two dimensions keeps the atoms of both, so most views need no copy either.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ class Atom(NamedTuple):
 
 
 Dims: TypeAlias = tuple[tuple[Atom, ...], ...]
-Moved: TypeAlias = tuple[Dims, int]
+Movement: TypeAlias = tuple[Dims, int]  # dimensions and offset
 Named: TypeAlias = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Walk:
-    """A tensor read as a result of what moves its elements."""
+    """A tensor read through the operators that move its elements."""
 
     tensor: Tensor
     dims: Dims
@@ -37,7 +37,7 @@ class Walk:
 
 
 def start(x: Tensor) -> Walk:
-    """The tensor as it is."""
+    """Return the walk over the tensor itself."""
     return Walk(x, grouped(x.shape, contiguous(x.shape)))
 
 
@@ -46,7 +46,7 @@ def grouped(shape: Shape, strides: Sequence[int]) -> Dims:
 
 
 def is_walk(node: Node) -> bool:
-    """Whether strides can stand for what the node does."""
+    """Return True if strides can express what the node does."""
     first = node.args[0] if node.args else None
     if not isinstance(first, Tensor) or any(not isinstance(o, Tensor) or o.dtype is not first.dtype for o in node.outs):
         return False
@@ -54,24 +54,24 @@ def is_walk(node: Node) -> bool:
 
 
 def through(walk: Walk, node: Node, out: Tensor) -> Walk | None:
-    """The walk as the node's result `out` has it, at the live shapes; None where that takes more than strides."""
+    """Return the walk over the node's result `out` at the live shapes; None if strides cannot express it."""
     if node.op.view is not None:
         dims = regrouped([a for dim in walk.dims for a in dim], out.shape)
         return None if dims is None else Walk(walk.tensor, dims, walk.offset)
     assert node.op.walks is not None
-    found = node.op.walks(node.op.named(node.args), walk.dims, out, node.outs.index(out))
-    return None if found is None else Walk(walk.tensor, found[0], walk.offset + found[1])
+    movement = node.op.walks(node.op.named(node.args), walk.dims, out, node.outs.index(out))
+    return None if movement is None else Walk(walk.tensor, movement[0], walk.offset + movement[1])
 
 
 def regrouped(atoms: Sequence[Atom], shape: Sequence[int]) -> Dims | None:
-    """The atoms as dimensions of these sizes; one may be cut in two. None where they do not fit."""
+    """Return the atoms as dimensions of these sizes, splitting atoms if necessary; None if they do not fit."""
     left = list(reversed(atoms))
     dims: list[tuple[Atom, ...]] = []
     for n in shape:
         if is_one(n):
             dims.append(())
             continue
-        if left and left[-1].size == n:  # also of one element: what is asked first decides for more sizes
+        if left and left[-1].size == n:  # also for size 1: this comparison alone decides for more sizes
             dims.append((left.pop(),))
             continue
         group: list[Atom] = []
@@ -95,7 +95,8 @@ def regrouped(atoms: Sequence[Atom], shape: Sequence[int]) -> Dims | None:
 
 
 def backwards(chain: Sequence[Node]) -> Walk | None:
-    """The last result of a chain of views and permutations, as the first node's operand has it: where to write that."""
+    """Return the walk that writes the first node's operand straight into the last result of a chain of views and
+    permutations."""
     walk: Walk | None = start(last(chain[-1]))
     for node in reversed(chain):
         source = node.args[0]
@@ -118,52 +119,55 @@ def last(node: Node) -> Tensor:
 
 
 def order_of(node: Node) -> list[int] | None:
-    """The order in which a permutation has the dimensions of its operand; None of anything else."""
+    """Return the order in which a permutation arranges the dimensions of its operand; None for other operators."""
     source = node.args[0]
     if node.op.walks is not permuted or not isinstance(source, Tensor):
         return None
-    return _order(node.op.named(node.args), source.rank)
+    return order(node.op.named(node.args), source.rank)
 
 
 def strides_of(dims: Dims) -> tuple[int, ...] | None:
-    """One stride for each dimension, 0 along those of one element; None where one has several."""
-    found = [[a.stride for a in dim if len(dim) == 1 or a.size != 1] for dim in dims]
-    return None if any(len(strides) > 1 for strides in found) else tuple(s[0] if s else 0 for s in found)
+    """Return one stride for each dimension, 0 along those of size 1; None if a dimension has several strides."""
+    strides_by_dim = [[a.stride for a in dim if len(dim) == 1 or a.size != 1] for dim in dims]
+    if any(len(strides) > 1 for strides in strides_by_dim):
+        return None
+    return tuple(s[0] if s else 0 for s in strides_by_dim)
 
 
 def size_of(dim: tuple[Atom, ...]) -> int:
     return math.prod(a.size for a in dim)
 
 
-# What operators say of themselves (`Traits.walks`): of their arguments by name, the dimensions of the first one, the
-# result and its number, the result's dimensions and where it begins.
+# The rules that operators declare (`Traits.walks`). They get the arguments by name, the dimensions of the first one, a
+# result and its number; they return the result's dimensions and its offset.
 
 
-def permuted(a: Named, dims: Dims, out: Tensor, number: int) -> Moved:
-    return tuple(dims[d] for d in _order(a, len(dims))), 0
+def permuted(a: Named, dims: Dims, out: Tensor, number: int) -> Movement:
+    return tuple(dims[d] for d in order(a, len(dims))), 0
 
 
-def _order(a: Named, rank: int) -> list[int]:
+def order(a: Named, rank: int) -> list[int]:
+    """Return the order of a permutation from its arguments: `dims`, two that it swaps, or none to reverse all."""
     if "dims" in a:
         return [normalise_dim(d, rank) for d in a["dims"]]
-    order = list(range(rank))
+    dims = list(range(rank))
     if "dim0" not in a:
-        return order[::-1]
+        return dims[::-1]
     j, k = normalise_dim(a["dim0"], rank), normalise_dim(a["dim1"], rank)
-    if order:
-        order[j], order[k] = k, j
-    return order
+    if dims:
+        dims[j], dims[k] = k, j
+    return dims
 
 
-def expanded(a: Named, dims: Dims, out: Tensor, number: int) -> Moved:
+def expanded(a: Named, dims: Dims, out: Tensor, number: int) -> Movement:
     lead = out.rank - len(dims)
     front = grouped(out.shape[:lead], [0] * lead)
     own = zip(dims, out.shape[lead:], strict=True)
     return (*front, *(dim if size_of(dim) == n else (Atom(n, 0),) for dim, n in own)), 0
 
 
-def sliced(a: Named, dims: Dims, out: Tensor, number: int) -> Moved | None:
-    """Also a selection, and a part of what is split."""
+def sliced(a: Named, dims: Dims, out: Tensor, number: int) -> Movement | None:
+    """Handle slices, selections, and the parts of a split."""
     d, selects = normalise_dim(a["dim"], len(dims)), out.rank < len(dims)
     place = next((a[name] for name in ("index", "start") if name in a), number)
     if "sizes" in a or "size" in a:
@@ -175,5 +179,5 @@ def sliced(a: Named, dims: Dims, out: Tensor, number: int) -> Moved | None:
     first = smallest(largest(place + size if place < 0 else place, 0), size)
     if selects:
         return (*dims[:d], *dims[d + 1 :]), first * stride
-    kept = () if is_one(out.shape[d]) else (Atom(out.shape[d], stride),)
-    return (*dims[:d], kept, *dims[d + 1 :]), first * stride
+    atoms = () if is_one(out.shape[d]) else (Atom(out.shape[d], stride),)
+    return (*dims[:d], atoms, *dims[d + 1 :]), first * stride

@@ -1,4 +1,4 @@
-"""Linears that make the queries, keys and values of one attention, as one linear: these are columns of its result."""
+"""The linears that make the queries, keys and values of one attention, merged into one linear with wider results."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .registry import REGISTRY
 
 
 def widened(node: Node, uses: Uses) -> dict[Node, Node] | None:
-    """Return what replaces an attention, and linears of the same x that only it reads: one for all of these."""
+    """Return replacements for an attention and the linears of the same x that only it reads; None without such."""
     rule = node.op.steps
     if not isinstance(rule, Attended):
         return None
@@ -40,7 +40,7 @@ def widened(node: Node, uses: Uses) -> dict[Node, Node] | None:
 
 
 def _is_fixed_linear(node: Node, uses: Uses) -> bool:
-    """Return True if it is a linear with a weight and a bias that never vary, and that nothing else reads."""
+    """Return True if it is a linear whose weight and bias are constants that nothing else reads."""
     if node.op.name != "aten.linear.default" or not isinstance(node.args[1], Tensor) or node.args[1].rank != 2:
         return False
     fixed = [t for t in node.args[1:] if isinstance(t, Tensor)]
@@ -48,7 +48,7 @@ def _is_fixed_linear(node: Node, uses: Uses) -> bool:
 
 
 def _side_by_side(linears: Sequence[Node]) -> tuple[Node, list[Node]]:
-    """Return one linear for all, and what cuts its result into theirs."""
+    """Return one linear for all, and the slices of its result that equal theirs."""
     first, results = linears[0], [result(n) for n in linears]
     weights = [_data(n.args[1]) for n in linears]
     zeros = [np.zeros(len(w), w.dtype) for w in weights]

@@ -1,4 +1,4 @@
-"""Rewrites of a graph between import and lowering. `REWRITES` are those that know no target, in their order."""
+"""Rewrites of a graph between import and lowering. `REWRITES` are those that depend on no target, in their order."""
 
 from collections.abc import Callable
 from functools import partial

@@ -1,11 +1,11 @@
-"""Fuse attention with what comes before and after it in a decoder: a decode step's attention is one dispatch then.
+"""Fuse attention with its neighbours in a decoder, so that the attention of a decode step is one dispatch.
 
 - The rotary embedding of its queries and new keys, and the writes of new keys and values into its caches, move down to
-  it, if it is the only reader of what they give. For few rows, its kernel does both on the way.
+  it, if it is the only reader of their results. For few rows, its kernel does both.
 - A product with packed weights that is the only reader of its result moves up to it, with views between the two. For
-  few rows, it merges the parts that attention leaves where keys are split over workgroups.
+  few rows, the product merges the partial results of attention whose keys are split over workgroups.
 
-All results but those that a view stands for stay results of the node: for many rows, members are computed one by one.
+All results except those of views remain results of the node: for many rows, members are computed one by one.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def fuse_attention(graph: Graph) -> None:
 
 
 def _before(node: Node, graph: Graph, uses: Uses) -> list[Node]:
-    """Return the rotary embedding and the writes that only this attention needs, in their order."""
+    """Return the rotary embedding and the cache writes that only this attention needs, in their order."""
     attention = work(node)
     if not isinstance(attention, Attention):
         return []
@@ -53,14 +53,14 @@ def _before(node: Node, graph: Graph, uses: Uses) -> list[Node]:
 
 
 def _writer(cache: Tensor, node: Node, graph: Graph, uses: Uses) -> Node | None:
-    """Return what writes the cache last before the node, if nothing else uses the cache between them."""
+    """Return the last node that writes the cache before `node`, if nothing uses the cache between them."""
     touching = [n for n in graph.nodes[: uses.place[node]] if cache in (*n.values(), *n.mutates)]
     last = touching[-1] if touching else None
     return last if last and last.op.role == "cache" and uses.steady(last) else None
 
 
 def _merged(node: Node, uses: Uses) -> tuple[Node, ...]:
-    """Return attention, views of its result and the product `node`, if nothing else reads these."""
+    """Return attention, views of its result and the product `node`, if nothing else reads these results."""
     match = find(node, uses, [MERGING], lambda n: n.op.view is not None)
     if match is None:
         return ()

@@ -1,7 +1,7 @@
-"""Store key-value caches in half, where a target asks for it: half the memory, and half of what attention reads.
+"""Store key-value caches as halves if a target asks for it: half the memory, and half the bytes that attention reads.
 
-It takes states in float32 that nothing but cache writes and attention touch: these read and write any float type, and
-compute in f32 as before. What was written is rounded, also for the step that writes it.
+The pass changes float32 states that only cache writes and attention touch: these operators accept any float type and
+compute in f32. Attention sees rounded values, even in the step that writes them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ..ops.nodes import work
 
 
 def halve_caches(graph: Graph) -> int:
-    """Change the type of caches, in place; return how many there were."""
+    """Change the type of caches, in place; return their number."""
     nodes = [n for node in graph.nodes for n in _parts(node)]
     states = {t for n in nodes for t in n.values() if isinstance(t, Tensor) and t.kind == "state"}
     others = {t for n in nodes for t in n.values() if isinstance(t, Tensor) and t not in _caches(n)}
@@ -30,7 +30,7 @@ def halve_caches(graph: Graph) -> int:
 
 
 def _parts(node: Node) -> Iterator[Node]:
-    """Yield the node, or what it was made of."""
+    """Yield the node or, if it is fused, its members."""
     if not node.members:
         yield node
     for member in node.members:
@@ -38,8 +38,8 @@ def _parts(node: Node) -> Iterator[Node]:
 
 
 def _caches(node: Node) -> tuple[Tensor, ...]:
-    """Return what the node touches as caches only."""
-    done = work(node) if node.op.role in ("attention", "cache") else None
-    if isinstance(done, Attention):
-        return tuple({done.k, done.v} - {done.q, done.mask, *(done.new or ())})
-    return tuple(set(done.caches) - set(done.values)) if isinstance(done, Written) else ()
+    """Return the tensors that the node uses as caches and nothing else."""
+    record = work(node) if node.op.role in ("attention", "cache") else None
+    if isinstance(record, Attention):
+        return tuple({record.k, record.v} - {record.q, record.mask, *(record.new or ())})
+    return tuple(set(record.caches) - set(record.values)) if isinstance(record, Written) else ()

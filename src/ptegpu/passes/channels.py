@@ -1,7 +1,7 @@
-"""Put what scales and shifts channels by constants, a batch norm, into the weights of the product before it.
+"""Fold a batch norm, which scales and shifts channels by constants, into the weights of the product before it.
 
-The product's weights and bias are computed anew, in float64, and take the place of the old ones: no dispatch and no
-byte more. It must be the only reader of the product, and of its results only the first may be used.
+New weights and a new bias, computed in float64, replace the old ones: no extra dispatch, no extra memory. The norm must
+be the only reader of the product, and only its first result may be used.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Remove nodes whose results nobody uses."""
+"""Remove nodes whose results are unused."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from ..graph.uses import Uses
 
 
 def remove_dead(graph: Graph) -> None:
-    """Keep what an output, a state or a later node needs; writing a state in place is a use."""
+    """Remove nodes, in place, that no output, state or later node needs; writing a state in place is a use."""
     live = Uses(graph).kept
-    kept = []
+    needed = []
     for node in reversed(graph.nodes):
         writes = any(t.kind == "state" or t in live for t in node.mutates)
         if writes or any(o in live for o in node.outs):
-            kept.append(node)
+            needed.append(node)
             live.update(node.values())
-    graph.nodes = kept[::-1]
+    graph.nodes = needed[::-1]

@@ -1,6 +1,6 @@
-"""Make attention of what exporters decompose it into: nodes that match `ops/decomposed.py` become one each.
+"""Restore attention that exporters decomposed: the nodes that match `ops/decomposed.py` become one node.
 
-The linears that make queries, keys and values of the same x become one, too.
+The linears that make queries, keys and values of the same x are merged into one as well.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from .dead import remove_dead
 
 
 def fuse_decomposed(graph: Graph) -> None:
-    """Replace the nodes of attention by one node for all of them, and then linears that only it reads, in place."""
+    """Replace the nodes of each attention by one node, then merge the linears that only it reads, in place."""
     uses, new, gone = Uses(graph), dict[Node, Node](), set[Node]()
     for node in graph.nodes:
         match = attention(node, uses)

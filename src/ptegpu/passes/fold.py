@@ -1,11 +1,11 @@
-"""Compute once, at load, what depends on constants alone.
+"""Constant folding: compute once, at load, the results that depend only on constants.
 
-A scalar in Python code arrives as a constant, a cast and a clone; a weight may arrive through a transpose. These are
-evaluated by the NumPy kernels, and what is left is a constant. What only repeats elements waits until the others had
-their turn: those who would read the copies may do without.
+A scalar in Python code arrives as a constant, a cast and a clone; a weight may arrive through a transpose. NumPy
+kernels evaluate these, and their results become constants. Nodes that only repeat elements are folded in a second pass:
+other rewrites may let their readers do without the copies.
 
-Sizes come first: nothing is computed whose results are not of the declared shapes, by the operator's rule. What is
-computed counts against the limit `folded`, here and in `order.py`; the rest is left to the calls.
+The operator's rule first checks that the results have the declared shapes. The computation counts against the limit
+`folded`, here and in `compiler/order.py`; nodes beyond the limit run in each call.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from ..limits import may_fold
 from ..ops.walks import expanded
 from ..portable import PORTABLE, OutSpec, call
 
-LARGEST = 1 << 28  # bytes: a larger result is left to the GPU
-LARGEST_FILL = 1 << 16  # bytes: a larger tensor made of nothing but scalars is cheaper to make than to upload
+MAX_RESULT = 1 << 28  # bytes: larger results are left to the GPU
+MAX_FILL = 1 << 16  # bytes: a larger tensor made from scalars is cheaper to compute than to upload
 
 
 def fold_constants(graph: Graph, *, repeats: bool = True) -> None:
-    """Make constants of the results of nodes with constant arguments, in place; of repetitions only with `repeats`."""
+    """Replace nodes with constant arguments by constants, in place; those that repeat elements only with `repeats`."""
     mutated = Uses(graph).mutated
-    kept = []
+    remaining = []
     for node in graph.nodes:
         results = _evaluate(node) if _foldable(node, mutated, repeats) else None
         if results is None:
-            kept.append(node)
+            remaining.append(node)
             continue
         for out, value in zip(node.outs, results, strict=True):
             assert isinstance(out, Tensor)
             out.kind, out.data = "constant", value
-    graph.nodes = kept
+    graph.nodes = remaining
 
 
 def _foldable(node: Node, mutated: set[Tensor], repeats: bool) -> bool:
@@ -49,13 +49,13 @@ def _foldable(node: Node, mutated: set[Tensor], repeats: bool) -> bool:
     outs = [o for o in node.outs if isinstance(o, Tensor)]
     if len(outs) < len(node.outs) or not mutated.isdisjoint(outs):
         return False
-    if max((o.max_nbytes for o in outs), default=0) > (LARGEST if values else LARGEST_FILL):
+    if max((o.max_nbytes for o in outs), default=0) > (MAX_RESULT if values else MAX_FILL):
         return False
     return node.op.view is not None or node.op.name in PORTABLE
 
 
 def _evaluate(node: Node) -> list[np.ndarray] | None:
-    """Return the results; None if the arguments make no sense, which the shape rules then say better."""
+    """Return the results; None if the arguments are invalid, which the shape rules report later."""
     outs = [o for o in node.outs if isinstance(o, Tensor)]
     try:
         if node.op.infer(node.args, outs) != [o.max_shape for o in outs]:

@@ -1,11 +1,12 @@
 """Fuse chains of elementwise operators into one kernel each: `silu(gate) * up` reads twice and writes once.
 
 A node joins the only node that uses its result. The fused node reads the operands of both, broadcast to its own
-shape, and computes their formulas one after the other, in f32. Its shape rule runs theirs, so it is right at every
-live size. Only float arithmetic is fused: there, a wider intermediate result is only more exact.
+shape, and computes their formulas one after the other, in f32. Its shape rule runs theirs, so it is correct at every
+live size. Only float arithmetic is fused: wider intermediate results only make it more accurate.
 
-A chain whose operands all have its shape, or its last dimensions, also joins a product that one of them comes from
-(the last, where several do): the product's kernels compute it before they store. So `x + linear(y)` is one dispatch.
+If its operands have the chain's shape, or its last dimensions, the chain also joins a product that makes one of them
+(the last one, if there are several): the product's kernels compute it before they store. So `x + linear(y)` is one
+dispatch.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from ..ops.fused import Chain, FinishedProduct, repeats
 from ..ops.nodes import formula, leaves, result
 from ..plan.target import Target
 
-MAX_OPERANDS = 6  # of a fused node: with its result it stays below a browser's 8 storage buffers
-MAX_FINISH_OPERANDS = 2  # beside a product's result: its kernels read up to four tensors, and write one
+MAX_OPERANDS = 6  # of a fused node: with its result, fewer than a browser's 8 storage buffers
+MAX_FINISH_OPERANDS = 2  # besides a product's result: its kernels read up to four tensors, and write one
 MAX_NODES = 12
 
 
@@ -52,14 +53,14 @@ def _chains(graph: Graph, uses: Uses) -> list[list[Node]]:
 
 
 def _products(graph: Graph, uses: Uses) -> dict[Tensor, list[Node]]:
-    """Return products by their results, and with the view that is all that is made of one by the view's."""
+    """Return products by their results and, with its only reader if that is a view, by the view's result."""
     products = {result(n): [n] for n in graph.nodes if n.op.role == "product" and uses.steady(n)}
     viewed = {result(view): [node, view] for t, (node,) in products.items() if (view := _only_view(t, uses))}
     return products | viewed
 
 
 def _only_view(t: Tensor, uses: Uses) -> Node | None:
-    """Return the view that alone reads a tensor and is of the same type."""
+    """Return the only reader of a tensor if it is a view of the same type; otherwise None."""
     view = uses.only_reader(t)
     if view is None or view.op.view is None or result(view).dtype is not t.dtype or result(view) in uses.mutated:
         return None
@@ -67,7 +68,7 @@ def _only_view(t: Tensor, uses: Uses) -> Node | None:
 
 
 def _product_before(chain: list[Node], products: dict[Tensor, list[Node]], uses: Uses) -> list[Node]:
-    """Return the last product that only the chain uses, perhaps by a view, if the chain's operands have its shape."""
+    """Return the last product that only the chain uses, perhaps through a view; empty unless the operands fit it."""
     read, out = leaves(chain), result(chain[-1])
     if len(read) > 1 + MAX_FINISH_OPERANDS or any(not repeats(t.max_shape, out.max_shape) for t in read):
         return []
@@ -76,7 +77,7 @@ def _product_before(chain: list[Node], products: dict[Tensor, list[Node]], uses:
 
 
 def _is_elementwise(node: Node) -> bool:
-    """Return True if the node is float arithmetic on each element by itself."""
+    """Return True if the node is elementwise float arithmetic."""
     values = [*node.values(), *node.outs]
     if node.op.steps is None or node.mutates or len(node.outs) != 1:
         return False

@@ -1,6 +1,6 @@
-"""Which buffer each tensor lives in: aliases for views, liveness for temporaries, pieces for huge constants.
+"""The assignment of buffers to tensors: aliases for views, liveness for temporaries, parts for huge constants.
 
-WebGPU forbids one buffer being read and written in one dispatch, so a tensor's buffer is free again only after the
+WebGPU forbids reading and writing one buffer in the same dispatch, so a tensor's buffer is free again only after the
 node of its last use, and never holds two tensors of one node. Inputs, constants and states have buffers of their own.
 """
 
@@ -20,45 +20,34 @@ from ..limits import tick
 from ..plan.plan import ALIGN, Buffer
 from ..plan.target import Target
 
-LOOKED_AT = 256  # temporaries that a tensor may be put into; real programs have fewer
+MAX_CANDIDATES = 256  # buffers that are considered for a temporary; real programs have fewer
 ConstantKey: TypeAlias = tuple[int, int, str]  # address, bytes, dtype
 
 
 @dataclass(slots=True)
 class Memory:
-    """The outcome: a buffer per tensor, shared by all plans of the graph."""
+    """The buffers of a graph's tensors, shared by all its plans."""
 
     buffer_of: dict[Tensor, Buffer] = field(default_factory=dict)
     buffers: list[Buffer] = field(default_factory=list)
     blobs: list[memoryview | bytes] = field(default_factory=list)
-    busy: dict[str, list[tuple[int, int]]] = field(
-        default_factory=dict
-    )  # temp buffer → its (first, last) node intervals, in order
+    busy: dict[str, list[tuple[int, int]]] = field(default_factory=dict)  # temp buffer → (first, last) nodes, in order
 
-    def scratch(self, node: int, nbytes: int, taken: set[str]) -> Buffer | None:
-        """A temp buffer that is idle while `node` runs, for its scratch; the smallest that fits."""
-        free = [
-            b
-            for b in self.buffers
-            if b.role == "temp"
-            and b.nbytes >= nbytes
-            and b.name not in taken
-            and not _overlaps(self.busy[b.name], node, node)
-        ]
+    def scratch(self, node: int, nbytes: int, excluded: set[str]) -> Buffer | None:
+        """Return the smallest temporary buffer that fits and is idle while `node` runs."""
+        temps = [b for b in self.buffers if b.role == "temp" and b.nbytes >= nbytes and b.name not in excluded]
+        free = [b for b in temps if not _overlaps(self.busy[b.name], node, node)]
         return min(free, key=lambda b: b.nbytes, default=None)
 
 
 def aliases(graph: Graph) -> dict[Tensor, Tensor]:
-    """View results that can share their source's buffer, mapped to the tensor that owns it.
+    """Return the results of views that can share their source's buffer, each with the tensor that owns it.
 
-    A copy stays a copy if the source is written in place later, or if the result is: the two then differ.
+    A copy remains a copy if the source or the result is written in place later, as the two then differ.
     """
     root: dict[Tensor, Tensor] = {}
-    mutated: dict[Tensor, int] = {}
-    for k, node in enumerate(graph.nodes):
-        for t in node.mutates:
-            mutated[t] = k
-    outputs = set(flatten(tuple(graph.outputs)))
+    mutated = {t: k for k, node in enumerate(graph.nodes) for t in node.mutates}
+    outputs, written = set(flatten(tuple(graph.outputs))), {state for state, _ in graph.writebacks}
     for k, node in enumerate(graph.nodes):
         if node.op.view is None:
             continue
@@ -67,14 +56,10 @@ def aliases(graph: Graph) -> dict[Tensor, Tensor]:
         owner = root.get(source, source)
         if out.dtype is not owner.dtype or owner.parts or out in mutated:
             continue
-        if mutated.get(owner, -1) > k or (owner.kind == "state" and (out in outputs or _written(graph, owner))):
+        if mutated.get(owner, -1) > k or (owner.kind == "state" and (out in outputs or owner in written)):
             continue
         root[out] = owner
     return root
-
-
-def _written(graph: Graph, state: Tensor) -> bool:
-    return any(s is state for s, _ in graph.writebacks)
 
 
 def plan_memory(
@@ -83,10 +68,10 @@ def plan_memory(
     constants: dict[ConstantKey, str] | None = None,
     before: Memory | None = None,
 ) -> Memory:
-    """Assign buffers; LimitExceeded, naming the tensor, if one cannot be bound.
+    """Assign buffers; raise LimitExceeded, naming the tensor, if one cannot be bound.
 
     `constants` names constants by their bytes across the graphs of a program, which may then share them. `before` is
-    the graph's memory for other sizes: constants and states keep the buffers that they have there.
+    the graph's memory for other sizes: constants and states keep their buffers.
     """
     names = {} if constants is None else constants
     root = aliases(graph)
@@ -94,8 +79,7 @@ def plan_memory(
     intervals = _intervals(graph, root)
     fixed: dict[ConstantKey, Buffer] = {}
     temps: list[Tensor] = []
-    made: list[Buffer] = []
-    kept: set[str] = set()
+    reused: set[str] = set()
     for t in graph.tensors():
         if t in root:
             continue
@@ -104,28 +88,27 @@ def plan_memory(
         elif before and t.kind in ("constant", "state"):
             for part in [part for _, part in t.parts] or [t]:
                 buffer = memory.buffer_of[part] = before.buffer_of[part]
-                if buffer.name not in kept:
+                if buffer.name not in reused:
                     memory.buffers.append(buffer)
-                    kept.add(buffer.name)
+                    reused.add(buffer.name)
         elif t.parts:
             for _, part in t.parts:
                 _fixed(memory, part, fixed, names)
         else:
             _check(t, target)
             _fixed(memory, t, fixed, names)
+    pool: list[Buffer] = []  # largest first, as temporaries are assigned in the order of their sizes
     for t in sorted(temps, key=lambda t: -t.max_nbytes):
         tick()
         _check(t, target)
         first, last = intervals[t]
-        need = _padded(t.max_nbytes)
-        # Those made last are the smallest that are large enough.
-        fits = [b for b in made[-LOOKED_AT:] if not _overlaps(memory.busy[b.name], first, last)]
-        if fits:
-            chosen = min(fits, key=lambda b: b.nbytes)
+        free = [b for b in pool[-MAX_CANDIDATES:] if not _overlaps(memory.busy[b.name], first, last)]
+        if free:
+            chosen = min(free, key=lambda b: b.nbytes)
         else:
-            chosen = Buffer(f"temp{len(memory.busy)}", need, "temp")
+            chosen = Buffer(f"temp{len(memory.busy)}", _padded(t.max_nbytes), "temp")
             memory.buffers.append(chosen)
-            made.append(chosen)
+            pool.append(chosen)
             memory.busy[chosen.name] = []
         insort(memory.busy[chosen.name], (first, last))
         memory.buffer_of[t] = chosen
@@ -134,30 +117,29 @@ def plan_memory(
     return memory
 
 
-def _fixed(memory: Memory, t: Tensor, known: dict[ConstantKey, Buffer], names: dict[ConstantKey, str]) -> None:
-    """A buffer of its own; constants with the same bytes share one, states never."""
+def _fixed(memory: Memory, t: Tensor, constants: dict[ConstantKey, Buffer], names: dict[ConstantKey, str]) -> None:
+    """Assign a buffer of its own. Constants with the same bytes share one, states never do."""
     name = f"{t.kind}{len(memory.buffers)}"
     key = None
     if t.kind == "constant":
         assert t.data is not None
         key = (t.data.__array_interface__["data"][0], t.max_nbytes, t.dtype.value)
-        if key in known:
-            memory.buffer_of[t] = known[key]
+        if key in constants:
+            memory.buffer_of[t] = constants[key]
             return
         name = names.setdefault(key, f"constant{len(names)}")
     blob = None
-    if t.data is not None and (t.kind == "constant" or np.any(t.data)):  # a cache starts with zeros: none to write
+    if t.data is not None and (t.kind == "constant" or np.any(t.data)):  # new buffers are zero
         blob = len(memory.blobs)
         memory.blobs.append(np.ascontiguousarray(t.data).reshape(-1).view(np.uint8).data)
     buffer = Buffer(name, _padded(t.max_nbytes), t.kind, blob)
     memory.buffers.append(buffer)
     memory.buffer_of[t] = buffer
     if key is not None:
-        known[key] = buffer
+        constants[key] = buffer
 
 
 def _intervals(graph: Graph, root: dict[Tensor, Tensor]) -> dict[Tensor, tuple[int, int]]:
-    """(first, last) node of each owner's life."""
     life: dict[Tensor, tuple[int, int]] = {}
     end = len(graph.nodes)
 
@@ -177,7 +159,7 @@ def _intervals(graph: Graph, root: dict[Tensor, Tensor]) -> dict[Tensor, tuple[i
 
 
 def _overlaps(busy: list[tuple[int, int]], first: int, last: int) -> bool:
-    """Of intervals in order, none of which overlap: only the last that begins in time can."""
+    """Return True if an interval overlaps one of `busy`, which are disjoint and in order."""
     at = bisect_right(busy, last, key=itemgetter(0))
     return at > 0 and busy[at - 1][1] >= first
 

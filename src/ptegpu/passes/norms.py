@@ -1,8 +1,8 @@
-"""Fuse an RMS norm with the products that alone read it: for few rows, as in decoding, they compute it themselves.
+"""Fuse an RMS norm with its only reader, products: for few rows, as in decoding, they compute it themselves.
 
-The products are one node, or several that `siblings` made one. The norm moves down to them, and so does what takes its
-rows out of a larger tensor, such as the last one of a prompt. Its result stays a result of the node, but for few rows
-it is never stored. If the products cannot take it in, it is computed first, as a separate norm would be.
+The products are one node; `siblings` may have fused several. The norm moves down to them, and so does the selection of
+its rows from a larger tensor, such as the last row of a prompt. Its result remains a result of the node, but for few
+rows it is never stored. If the products cannot absorb the norm, it is computed first, as a separate node would be.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Products read their matrix where it is, if all that is done to it before is moving it: transposing, repeating.
+"""Let products read their matrix in place through operators that only move it, such as transposes and repeats.
 
-A matrix that is repeated for each of a batch is one for all of its rows: one product, and no copies.
+A matrix that is repeated for each item of a batch is shared by all rows: one product, and no copies.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from .dead import remove_dead
 
 
 def fuse_operands(graph: Graph) -> None:
-    """Replace products and what moves their matrices by fused nodes, in place."""
+    """Replace products, and the nodes that move their matrices, by fused nodes, in place."""
     uses, new = Uses(graph), dict[Node, Node]()
     for node in graph.nodes:
         if node.op.role != "product" or node.members or (p := product(node)) is None or p.window:
@@ -34,6 +34,6 @@ def fuse_operands(graph: Graph) -> None:
 
 
 def _read_otherwise(product: Node, moves: list[Node]) -> bool:
-    """Return whether the product reads a result of the moves beside the last one as its matrix."""
+    """Return True if the product reads a result of the moves other than as its matrix."""
     operands = list(product.values())
     return any(operands.count(result(move)) > (move is moves[-1]) for move in moves)

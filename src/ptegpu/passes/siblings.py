@@ -1,11 +1,12 @@
 """Fuse products that read the same x: for few rows of x, as in decoding, one dispatch computes all of them.
 
 - Siblings, such as the projections to queries, keys and values, become one node with a result for each.
-- A pair becomes one node too, where the second one computes with the first one's result, and nobody else does: gate and
-  up of `silu(gate) * up`. Both results stay results of the node, but for few rows the first one is never stored.
+- A pair becomes one node if only the second product uses the result of the first: gate and up of `silu(gate) * up`.
+  Both results remain results of the node, but for few rows the first one is never stored.
 
-Siblings move up to the first of them. They read x and constants, which nobody writes, so they may; but their results
-take memory for longer, so it is by a few nodes only. The first of a pair moves down to the second, its only user.
+Siblings move up to the first of them. This is safe, as they read x and constants, which nothing writes; but it extends
+the lives of their results, so they move by only a few nodes. The first of a pair moves down to the second, its only
+reader.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def _is_fixed(p: Product) -> bool:
 
 
 def _pairs(uses: Uses, plain: dict[Node, Product], finished: dict[Node, Product]) -> list[tuple[Node, Node]]:
-    """Return each finished product behind the plain one, if any, that it alone reads."""
+    """Return pairs of a plain product and the finished product that is its only reader."""
     pairs = []
     for second, p in finished.items():
         makers = (uses.maker[v] for v in second.values() if v in uses.maker and uses.only_reader(v) is second)

@@ -1,7 +1,7 @@
-"""Constants above the binding limit become parts along their first dimension, each within it.
+"""Split constants above the binding limit into parts along their first dimension.
 
-A part is a view on the constant's rows: nothing is copied. Only operators that say so (`splits` in the registry) take
-such a constant; any other use of one is an error here, before anything is allocated.
+A part is a view of the constant's rows: nothing is copied. Only operators that declare it (`splits` in the registry)
+accept such a constant; any other use is an error here, before anything is allocated.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from ..graph.uses import Uses
 from ..plan.plan import ALIGN
 from ..plan.target import Target
 
-QUAD = 4  # parts begin at multiples of this many rows where they can, so that kernels may still move quads
+QUAD = 4  # parts begin at multiples of this many rows if possible, so that kernels may still move quads
 
 
 def split_constants(graph: Graph, target: Target) -> None:
-    """Give every constant that is too large its `parts`; LimitExceeded if one has a use that cannot take them."""
+    """Set the `parts` of every constant that is too large; raise LimitExceeded if one of its uses forbids them."""
     limit = min(target.max_binding_bytes, target.max_buffer_bytes) // ALIGN * ALIGN
     large = [t for t in graph.tensors() if t.kind == "constant" and t.max_nbytes > limit]
     uses = Uses(graph)
@@ -30,7 +30,7 @@ def split_constants(graph: Graph, target: Target) -> None:
 
 
 def takes_parts(node: Node, t: Tensor) -> bool:
-    """Return True if every place where the node has `t` takes parts."""
+    """Return True if the node accepts parts wherever `t` is an argument."""
     if node.members:
         return all(takes_parts(member, t) for member in node.members)
     return all(k in node.op.splits and a is t for k, a in enumerate(node.args) if t in flatten((a,)))
@@ -51,5 +51,5 @@ def _parts(t: Tensor, limit: int, target: Target) -> tuple[tuple[int, Tensor], .
 
 
 def _size(t: Tensor, limit: int, target: Target) -> str:
-    takes = f"the constant {t.name}, {t.dtype.value}{list(t.max_shape)}, takes {t.max_nbytes:,} bytes"
-    return f"{takes}, {target.name} binds at most {limit:,}"
+    constant = f"the constant {t.name}, {t.dtype.value}{list(t.max_shape)}"
+    return f"{constant}, takes {t.max_nbytes:,} bytes, {target.name} binds at most {limit:,}"

@@ -17,17 +17,17 @@ Subscript = tuple[Any, ...]
 
 
 def per_dimension(values: Sizes, rank: int) -> list[int]:
-    """One value for every spatial dimension; a single one holds for all."""
+    """Return one value per spatial dimension; a single value holds for all."""
     return list(values) * (rank if len(values) == 1 else 1)
 
 
 def windows(x: Array, kernel: Sizes, stride: Sizes, dilation: Sizes) -> Array:
-    """Every window over the last dimensions of `x`, as a view: (…, *positions, *kernel)."""
+    """Return every window over the last dimensions of `x`, as a view: (…, *positions, *kernel)."""
     rank = len(kernel)
     spans = [d * (k - 1) + 1 for k, d in zip(kernel, dilation)]
-    found = np.lib.stride_tricks.sliding_window_view(x, spans, tuple(range(x.ndim - rank, x.ndim)))
+    dense = np.lib.stride_tricks.sliding_window_view(x, spans, tuple(range(x.ndim - rank, x.ndim)))
     steps: Subscript = (..., *(slice(None, None, s) for s in (*stride, *dilation)))
-    return found[steps]
+    return dense[steps]
 
 
 def padded(x: Array, padding: Sizes) -> Array:
@@ -36,17 +36,18 @@ def padded(x: Array, padding: Sizes) -> Array:
 
 
 def columns(x: Array, kernel: Sizes, stride: Sizes, dilation: Sizes, groups: int) -> tuple[Array, tuple[int, ...]]:
-    """Windows over a padded (N, C, *sizes) as rows, (N, groups, positions, C / groups × kernel), and the positions."""
+    """Return windows over a padded (N, C, *sizes) as rows, (N, groups, positions, C / groups × kernel), and the sizes
+    of the positions."""
     rank = len(kernel)
-    found = windows(x, kernel, stride, dilation)
-    afford(found.size * x.itemsize)
-    (n, channels), positions = x.shape[:2], found.shape[2 : 2 + rank]
-    found = np.moveaxis(found.reshape(n, groups, channels // groups, *found.shape[2:]), 2, 2 + rank)
-    return found.reshape(n, groups, math.prod(positions), channels // groups * math.prod(kernel)), positions
+    taps = windows(x, kernel, stride, dilation)
+    afford(taps.size * x.itemsize)
+    (n, channels), positions = x.shape[:2], taps.shape[2 : 2 + rank]
+    taps = np.moveaxis(taps.reshape(n, groups, channels // groups, *taps.shape[2:]), 2, 2 + rank)
+    return taps.reshape(n, groups, math.prod(positions), channels // groups * math.prod(kernel)), positions
 
 
 def fold(rows: Array, sizes: Sizes, positions: Sizes, kernel: Sizes, stride: Sizes, dilation: Sizes) -> Array:
-    """The adjoint of `columns`: every window added where it came from, into (N, C, *sizes)."""
+    """Apply the adjoint of `columns`: add every window at its position, into (N, C, *sizes)."""
     n, groups, _, width = rows.shape
     channels = width // math.prod(kernel)  # of a group
     taps = np.moveaxis(rows.reshape(n, groups, *positions, channels, *kernel), 2 + len(positions), 2)
@@ -59,31 +60,26 @@ def fold(rows: Array, sizes: Sizes, positions: Sizes, kernel: Sizes, stride: Siz
     return total
 
 
-def cropped(x: Array, padding: Sizes) -> Array:
-    kept: Subscript = (..., *(slice(p, n - p) for p, n in zip(padding, x.shape[2:])))
-    return x[kept]
-
-
 def forward(x: Array, weight: Array, stride: Sizes, padding: Sizes, dilation: Sizes, groups: int) -> Array:
-    """x (N, C, *sizes) over weight (O, C / groups, *kernel)."""
+    """Convolve x (N, C, *sizes) with weight (O, C / groups, *kernel)."""
     n, outputs, kernel = x.shape[0], weight.shape[0], weight.shape[2:]
     if x.shape[1] != weight.shape[1] * groups:
         raise ShapeError(f"{x.shape[1]} channels do not fit weights {list(weight.shape)} in {groups} groups")
-    whole = padded(x, padding)
-    positions = windows(whole[:0], kernel, stride, dilation).shape[2 : 2 + len(kernel)]
+    x = padded(x, padding)
+    positions = windows(x[:0], kernel, stride, dilation).shape[2 : 2 + len(kernel)]
     taps = weight.reshape(groups, outputs // groups, -1)
     afford(n * outputs * math.prod(positions) * x.itemsize)
-    found = np.empty((n, outputs, *positions), x.dtype)
+    result = np.empty((n, outputs, *positions), x.dtype)
     for k in range(n):  # one at a time: columns take a kernel's size times the memory of the input
-        rows, _ = columns(whole[k : k + 1], kernel, stride, dilation, groups)
-        found[k] = (taps @ rows[0].swapaxes(1, 2)).reshape(outputs, *positions)
-    return found
+        rows, _ = columns(x[k : k + 1], kernel, stride, dilation, groups)
+        result[k] = (taps @ rows[0].swapaxes(1, 2)).reshape(outputs, *positions)
+    return result
 
 
 def transpose(
     x: Array, weight: Array, stride: Sizes, padding: Sizes, dilation: Sizes, sizes: Sizes, groups: int
 ) -> Array:
-    """x (N, C, *positions) spread by weight (C, O / groups, *kernel) into (N, O, *sizes); `sizes` as before padding."""
+    """Spread x (N, C, *positions) by weight (C, O / groups, *kernel) into (N, O, *sizes), whose padding is removed."""
     n, channels, *positions = x.shape
     if channels != weight.shape[0]:
         raise ShapeError(f"{channels} channels do not fit transposed weights {list(weight.shape)}")
@@ -92,7 +88,8 @@ def transpose(
     afford(n * groups * weight.shape[1] * math.prod(full) * x.itemsize)
     pixels = x.reshape(n, groups, channels // groups, math.prod(positions)).swapaxes(2, 3)  # (N, g, positions, C / g)
     rows = pixels @ weight.reshape(groups, channels // groups, -1)
-    return cropped(fold(rows, full, positions, weight.shape[2:], stride, dilation), padding)
+    inside: Subscript = (..., *(slice(p, n - p) for p, n in zip(padding, full)))
+    return fold(rows, full, positions, weight.shape[2:], stride, dilation)[inside]
 
 
 @portable("aten.convolution.default")
@@ -117,10 +114,10 @@ def convolution(
             (n - 1) * s + d * (k - 1) + 1 + o - 2 * p
             for n, k, s, p, d, o in zip(x.shape[2:], weight.shape[2:], stride, padding, dilation, output_padding)
         ]
-        found = transpose(x, weight, stride, padding, dilation, sizes, groups)
+        result = transpose(x, weight, stride, padding, dilation, sizes, groups)
     else:
-        found = forward(x, weight, stride, padding, dilation, groups)
-    return found if bias is None else found + to(bias, dtype).reshape(-1, *[1] * rank)
+        result = forward(x, weight, stride, padding, dilation, groups)
+    return result if bias is None else result + to(bias, dtype).reshape(-1, *[1] * rank)
 
 
 @portable("aten.convolution_backward.default")
@@ -139,7 +136,7 @@ def convolution_backward(
     *,
     outs: Sequence[OutSpec],
 ) -> tuple[Array, ...]:
-    """Gradients of input, weight and bias; those that the mask leaves out are zeros."""
+    """Return the gradients of input, weight and bias; the mask replaces some by zeros."""
     rank, dtype = weight.ndim - 2, compute_type(x.dtype)
     stride, padding, dilation = (per_dimension(v, rank) for v in (stride, padding, dilation))
     grad, x, weight = (to(v, dtype) for v in (grad_output, x, weight))
@@ -162,6 +159,6 @@ def convolution_backward(
 
     gradients = (grad_input, grad_weight, grad_bias)
     return tuple(
-        gradient() if wanted else np.zeros(out.sizes or ())
-        for gradient, wanted, out in zip(gradients, output_mask, outs)
+        gradient() if needed else np.zeros(out.sizes or ())
+        for gradient, needed, out in zip(gradients, output_mask, outs)
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -44,7 +44,7 @@ def ones(size: Sequence[int], options: Options = None, *, outs: Sequence[OutSpec
 
 @portable("aten.scalar_tensor.default")
 def scalar_tensor(value: Number, options: Options = None, *, outs: Sequence[OutSpec]) -> Array:
-    """ExecuTorch's exporter makes int32 of every symbolic int that meets a tensor: one that does not fit is refused."""
+    """Refuse ints that do not fit: ExecuTorch's exporter makes int32 of every symbolic int that meets a tensor."""
     if outs[0].dtype is DType.I32 and isinstance(value, int) and not -(2**31) <= value < 2**31:
         raise ExecutionError(
             f"the int {value} does not fit the int32 that the program stores it in: export the module with ptegpu, "
@@ -75,16 +75,15 @@ def arange_to(end: Number, options: Options = None, *, outs: Sequence[OutSpec]) 
     return arange(0, end, outs=outs)
 
 
-@portable("aten.tril_indices.default")
-def tril_indices(row: int, col: int, offset: int = 0, options: Options = None) -> Array:
-    afford(16 * row * col)
-    return np.stack(np.tril_indices(row, offset, col))
+def _triangle(name: str, indices: Callable[[int, int, int], tuple[Array, Array]]) -> None:
+    @portable(f"aten.{name}.default")
+    def kernel(row: int, col: int, offset: int = 0, options: Options = None) -> Array:
+        afford(16 * row * col)
+        return np.stack(indices(row, offset, col))
 
 
-@portable("aten.triu_indices.default")
-def triu_indices(row: int, col: int, offset: int = 0, options: Options = None) -> Array:
-    afford(16 * row * col)
-    return np.stack(np.triu_indices(row, offset, col))
+_triangle("tril_indices", np.tril_indices)
+_triangle("triu_indices", np.triu_indices)
 
 
 @portable("aten.rand.default", random=True, sizes=lambda size, *_: size)
@@ -101,5 +100,5 @@ def randn(size: Sequence[int], options: Options = None) -> Array:
 def native_dropout(x: Array, p: float, train: bool | None) -> tuple[Array, Array]:
     if train is False:
         return x, np.ones(x.shape, bool)
-    kept = _random.random(x.shape) >= p
-    return np.where(kept, x * (1 / (1 - p) if p < 1 else 0), 0), kept
+    mask = _random.random(x.shape) >= p
+    return np.where(mask, x * (1 / (1 - p) if p < 1 else 0), 0), mask

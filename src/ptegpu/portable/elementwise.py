@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 
 from ..errors import ExecutionError
-from .promotion import compute_type, floats, result_type, to, together
+from .promotion import compute_type, floats, promoted, result_type, to
 from .registry import Array, Number, portable
 
 UnaryFunction = Callable[[Array], Array]
@@ -20,7 +20,7 @@ _ERF_VALUES = np.array([math.erf(k) for k in _ERF_KNOTS])
 
 
 def erf(x: Array) -> Array:
-    """The error function to double precision, by its Taylor series around the nearest knot."""
+    """Return the error function to double precision, by its Taylor series around the nearest knot."""
     size = np.minimum(np.abs(x.astype(np.float64)), 6)
     nearest = np.rint(np.nan_to_num(size) / _ERF_STEP).astype(np.intp)
     knot = _ERF_KNOTS[nearest]
@@ -35,7 +35,7 @@ def erf(x: Array) -> Array:
 
 
 def _lgamma(x: float) -> float:
-    """Infinite at the poles, which are at 0 and the negative integers, and at both infinities."""
+    """Return log(abs(gamma(x))): inf at the poles 0, -1, -2, … and at both infinities."""
     return math.inf if math.isinf(x) or (x <= 0 and x == math.floor(x)) else math.lgamma(x)
 
 
@@ -43,10 +43,10 @@ def sigmoid(x: Array) -> Array:
     return 1 / (1 + np.exp(-x))
 
 
-def _float_unary(name: str, function: UnaryFunction) -> None:
+def _unary(name: str, function: UnaryFunction, apply: Callable[[UnaryFunction, Array], Array]) -> None:
     @portable(f"aten.{name}.default")
     def kernel(x: Array) -> Array:
-        return function(*floats(x))
+        return apply(function, x)
 
 
 _FLOAT: dict[str, UnaryFunction] = {
@@ -77,18 +77,9 @@ _FLOAT: dict[str, UnaryFunction] = {
     "tanh": np.tanh,
 }
 for _name, _function in _FLOAT.items():
-    _float_unary(_name, _function)
+    _unary(_name, _function, lambda function, x: function(*floats(x)))
 
-
-def _own_unary(name: str, function: UnaryFunction) -> None:
-    """A function whose result has its operand's dtype."""
-
-    @portable(f"aten.{name}.default")
-    def kernel(x: Array) -> Array:
-        return function(x)
-
-
-_OWN: dict[str, UnaryFunction] = {
+_ANY_DTYPE: dict[str, UnaryFunction] = {
     "_conj_physical": np.conj,
     "abs": np.abs,
     "bitwise_not": np.invert,
@@ -99,18 +90,11 @@ _OWN: dict[str, UnaryFunction] = {
     "relu": lambda x: np.maximum(x, np.zeros((), x.dtype)),
     "sign": lambda x: (x > 0).astype(np.int8) - (x < 0).astype(np.int8),  # 0 for NaN
 }
-for _name, _function in _OWN.items():
-    _own_unary(_name, _function)
-
-
-def _rounding(name: str, function: UnaryFunction) -> None:
-    @portable(f"aten.{name}.default")
-    def kernel(x: Array) -> Array:
-        return function(x) if x.dtype.kind == "f" else x
-
+for _name, _function in _ANY_DTYPE.items():
+    _unary(_name, _function, lambda function, x: function(x))
 
 for _name, _function in {"ceil": np.ceil, "floor": np.floor, "round": np.rint, "trunc": np.trunc}.items():
-    _rounding(_name, _function)
+    _unary(_name, _function, lambda function, x: function(x) if x.dtype.kind == "f" else x)
 
 
 @portable("aten.elu.default")
@@ -147,7 +131,7 @@ def logit(x: Array, eps: float | None = None) -> Array:
 
 
 def _binary(
-    names: tuple[str, ...], function: BinaryFunction, operands: Callable[..., tuple[Array, ...]] = together
+    names: tuple[str, ...], function: BinaryFunction, operands: Callable[..., tuple[Array, ...]] = promoted
 ) -> None:
     @portable(*(f"aten.{name}" for name in names))
     def kernel(x: Array | Number, y: Array | Number) -> Array:
@@ -173,19 +157,19 @@ def truncated_divide(a: Array, b: Array) -> Array:
 
 
 def remainder(a: Array, b: Array) -> Array:
-    """The sign is the divisor's."""
+    """Return the remainder with the sign of the divisor."""
     _nonzero(b)
     return np.remainder(a, b)
 
 
 def fmod(a: Array, b: Array) -> Array:
-    """The sign is the dividend's."""
+    """Return the remainder with the sign of the dividend."""
     _nonzero(b)
     return np.fmod(a, b)
 
 
 def power(base: Array, exponent: Array) -> Array:
-    """Of integers, a negative power is 0 unless the base is 1 or -1."""
+    """Return the power; a negative power of an integer is 0 unless the base is 1 or -1."""
     if base.dtype.kind not in "iu":
         return np.power(base, exponent)
     powers = np.power(base, np.maximum(exponent, 0))
@@ -217,30 +201,24 @@ _binary(("div.Scalar", "div.Tensor"), np.true_divide, floats)
 def divide_with_mode(x: Array, y: Array | Number, rounding_mode: str | None) -> Array:
     if rounding_mode is None:
         return np.true_divide(*floats(x, y))
-    return {"floor": floor_divide, "trunc": truncated_divide}[rounding_mode](*together(x, y))
+    return {"floor": floor_divide, "trunc": truncated_divide}[rounding_mode](*promoted(x, y))
 
 
-@portable("aten.add.Scalar", "aten.add.Tensor")
-def add(x: Array, y: Array | Number, alpha: Number = 1) -> Array:
-    a, b = together(x, y)
-    return a + b * to(alpha, b.dtype)
+def _scaled(name: str, function: Callable[[Array, Array, Array], Array]) -> None:
+    @portable(f"aten.{name}.Scalar", f"aten.{name}.Tensor")
+    def kernel(x: Array, y: Array | Number, alpha: Number = 1) -> Array:
+        a, b = promoted(x, y)
+        return function(a, b, to(alpha, b.dtype))
 
 
-@portable("aten.sub.Scalar", "aten.sub.Tensor")
-def sub(x: Array, y: Array | Number, alpha: Number = 1) -> Array:
-    a, b = together(x, y)
-    return a - b * to(alpha, b.dtype)
-
-
-@portable("aten.rsub.Scalar", "aten.rsub.Tensor")
-def rsub(x: Array, y: Array | Number, alpha: Number = 1) -> Array:
-    b, a = together(x, y)
-    return a - b * to(alpha, b.dtype)
+_scaled("add", lambda a, b, alpha: a + b * alpha)
+_scaled("sub", lambda a, b, alpha: a - b * alpha)
+_scaled("rsub", lambda a, b, alpha: b - a * alpha)
 
 
 def _shift(x: Array, y: Array | Number, function: BinaryFunction, beyond: BinaryFunction) -> Array:
-    """Shifts by a negative count, or by the width and more, push out every bit."""
-    a, b = together(x, y)
+    """Shift; a negative count, or one of at least the width, gives `beyond`."""
+    a, b = promoted(x, y)
     width = a.dtype.itemsize * 8
     legal = (b >= 0) & (b < width)
     return np.where(legal, function(a, np.where(legal, b, 0)), beyond(a, b))
@@ -263,7 +241,7 @@ def _comparison(name: str, function: BinaryFunction) -> None:
     def kernel(x: Array, y: Array | Number) -> Array:
         dtype = result_type(x, y)
         if dtype.kind == "i" or dtype == np.uint8:
-            dtype = np.dtype(np.int64)  # so that a scalar outside a narrow type's range compares as itself
+            dtype = np.dtype(np.int64)  # a scalar outside the range of a narrow type compares by value
         return function(to(x, dtype), to(y, dtype))
 
 
@@ -284,12 +262,10 @@ for _name, _combine in {"and": np.logical_and, "or": np.logical_or, "xor": np.lo
 @portable("aten.clamp.default", "aten.clamp.Tensor")
 def clamp(x: Array, low: Array | Number | None = None, high: Array | Number | None = None) -> Array:
     dtype = result_type(x, low, high)
-    found = to(x, dtype)
+    x = to(x, dtype)
     if low is not None:
-        found = np.maximum(found, to(low, dtype))
-    if high is not None:
-        found = np.minimum(found, to(high, dtype))
-    return found
+        x = np.maximum(x, to(low, dtype))
+    return x if high is None else np.minimum(x, to(high, dtype))
 
 
 @portable("aten.where.self")

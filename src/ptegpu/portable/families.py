@@ -1,6 +1,6 @@
-"""Which module has the NumPy kernels of an operator, so that running one imports no other.
+"""The modules of NumPy kernels and their operators: running one operator imports one module.
 
-`tests/portable/test_portable.py` holds this to what the modules register.
+`tests/portable/test_portable.py` compares this table with the registrations.
 """
 
 from __future__ import annotations

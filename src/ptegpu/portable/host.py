@@ -1,4 +1,4 @@
-"""One call on the host: a NumPy kernel or a primitive, its results as the program declares them."""
+"""One call on the host: a NumPy kernel or a primitive, with results as the program declares them."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from . import PORTABLE, PRIMS, OutSpec, call
 
 
 def on_host(c: Call) -> bool:
-    """Whether there is a NumPy kernel or a primitive for it."""
+    """Return True if a NumPy kernel or a primitive exists for the call."""
     return c.op in PRIMS or c.op in PORTABLE
 
 
 def run(c: Call, args: Sequence[Any]) -> list[Any]:
-    """The results for arguments that were `seen`; ExecutionError if it fails."""
+    """Return the results of a call for values of its arguments; raise ExecutionError if it fails."""
     try:
         if c.op in PRIMS:
             results = [PRIMS[c.op](*args)]
@@ -30,7 +30,6 @@ def run(c: Call, args: Sequence[Any]) -> list[Any]:
     except PtegpuError as e:
         raise type(e)(f"{c.where}: {e}") from e
     except (ArithmeticError, AttributeError, LookupError, MemoryError, TypeError, ValueError) as e:
-        # a primitive, for values that make no sense
         raise ExecutionError(f"{c.where} failed: {e}") from e
     if len(results) != len(c.outs):
         raise InvalidProgram(f"{c.where} cannot have {len(c.outs)} results")
@@ -41,7 +40,7 @@ def _declared(c: Call, v: Var, result: Any) -> Any:
     if v.dtype is None:
         return result
     if not isinstance(result, np.ndarray):
-        raise InvalidProgram(f"{c.where} gives a number, the program says a tensor")
+        raise InvalidProgram(f"{c.where} returned a number, but the program declares a tensor")
     array = np.asarray(result, dtype=v.dtype.numpy if v.dtype is not DType.BF16 else np.float32)
     if array.ndim != len(v.sizes) or any(n > m for n, m in zip(array.shape, v.sizes, strict=True)):
         limit = f"the program allows at most {list(v.sizes)}"

@@ -15,7 +15,7 @@ Position = tuple[Any, ...]  # NumPy subscripts: arrays and slices
 
 
 def checked(index: Array, size: int, low: int = 0) -> Array:
-    """Indices that must lie in [low, size)."""
+    """Return the indices; raise IndexOutOfRange unless all lie in [low, size)."""
     if index.size and not low <= index.min() <= index.max() < size:
         at = np.argmax((index.reshape(-1) < low) | (index.reshape(-1) >= size))
         value, place = index.reshape(-1)[at], [int(k) for k in np.unravel_index(at, index.shape)]
@@ -32,8 +32,8 @@ def _selected(x: Array, dim: int, index: Array) -> list[int]:
 def index_select(x: Array, dim: int, index: Array) -> Array:
     along = axis(dim, x.ndim)
     row = at_least_1d(x)
-    found = row.take(checked(at_least_1d(index), row.shape[along]), along)
-    return found if x.ndim else found.reshape(())
+    selected = row.take(checked(at_least_1d(index), row.shape[along]), along)
+    return selected if x.ndim else selected.reshape(())
 
 
 @portable("aten.embedding.default", sizes=lambda weight, indices, *_: [*indices.shape, *weight.shape[1:]])
@@ -49,7 +49,7 @@ def gather(x: Array, dim: int, index: Array, sparse_grad: bool = False) -> Array
 
 
 def _positions(x: Array, dim: int, index: Array) -> Position:
-    """Where `index` points in `x`: its own position in every dimension but one, the index there."""
+    """Return the subscript of the elements of `x` at `index` along `dim`; other coordinates are those of `index`."""
     along, row = axis(dim, x.ndim), at_least_1d(index)
     checked(row, x.shape[along] if x.ndim else 1)
     grid = np.ogrid[tuple(slice(n) for n in row.shape)]
@@ -57,24 +57,21 @@ def _positions(x: Array, dim: int, index: Array) -> Position:
 
 
 def _source(source: Array, index: Array) -> Array:
-    """The elements of `source` that `index` has an entry for."""
+    """Return the elements of `source` at the coordinates of `index`."""
     return at_least_1d(source)[tuple(slice(n) for n in at_least_1d(index).shape)]
 
 
 @portable("aten.scatter.src")
 def scatter(x: Array, dim: int, index: Array, source: Array) -> Array:
-    found = at_least_1d(x).copy()
+    result = at_least_1d(x).copy()
     if index.size:
-        found[_positions(x, dim, index)] = _source(source, index)
-    return found.reshape(x.shape)
+        result[_positions(x, dim, index)] = _source(source, index)
+    return result.reshape(x.shape)
 
 
 @portable("aten.scatter.value")
 def scatter_value(x: Array, dim: int, index: Array, value: Number) -> Array:
-    found = at_least_1d(x).copy()
-    if index.size:
-        found[_positions(x, dim, index)] = to(value, x.dtype)
-    return found.reshape(x.shape)
+    return scatter(x, dim, index, np.broadcast_to(to(value, x.dtype), index.shape))
 
 
 @portable("aten.scatter_add.default")
@@ -117,23 +114,22 @@ _FOLDS: dict[str, np.ufunc] = {
 
 
 def _folded(x: Array, where: Position, source: Array, reduce: str, include_self: bool) -> Array:
-    """`x` with all that the positions send to each element, which counts itself unless it gets something else."""
+    """Fold `source` into `x` at positions `where`; an element that gets values counts itself with `include_self`."""
     if reduce not in _FOLDS:
-        raise ExecutionError(f"the reduction '{reduce}' is not one of {', '.join(_FOLDS)}")
+        raise ExecutionError(f"invalid reduction '{reduce}': expected one of {', '.join(_FOLDS)}")
     counts = np.zeros(x.shape, np.int64)
     np.add.at(counts, where, 1)
-    found = x.astype(compute_type(x.dtype))
+    result = x.astype(compute_type(x.dtype))
     if not include_self:
-        found[counts > 0] = _least(found.dtype, reduce)
-    _FOLDS[reduce].at(found, where, source)
+        result[counts > 0] = _neutral(result.dtype, reduce)
+    _FOLDS[reduce].at(result, where, source)
     if reduce == "mean":
         counts = np.maximum(counts + include_self, 1)
-        found = found / counts if x.dtype.kind == "f" else found // counts
-    return found
+        result = result / counts if x.dtype.kind == "f" else result // counts
+    return result
 
 
-def _least(dtype: np.dtype, reduce: str) -> Number:
-    """What changes nothing that is folded into it."""
+def _neutral(dtype: np.dtype, reduce: str) -> Number:
     if reduce not in ("amax", "amin"):
         return int(reduce == "prod")
     if dtype.kind == "b":
@@ -142,37 +138,40 @@ def _least(dtype: np.dtype, reduce: str) -> Number:
     return bounds[reduce == "amin"]
 
 
+def _is_mask(index: Array | None) -> bool:
+    return index is not None and index.dtype in (np.bool_, np.uint8)
+
+
 def _subscript(x: Array, indices: Sequence[Array | None]) -> Position:
-    """NumPy's subscript for a list of optional indices: None takes all, a mask picks where it is set."""
+    """Return NumPy's subscript for a list of optional indices: None takes all, a mask takes its nonzero positions."""
     if len(indices) > x.ndim:
         raise ExecutionError(f"{len(indices)} indices for a tensor of sizes {list(x.shape)}")
-    found: list[Array | slice] = []
+    subscript: list[Array | slice] = []
     dim = 0
     for i in indices:
         if i is None:
-            found.append(slice(None))
-        elif i.dtype in (np.bool_, np.uint8):
-            found.append(i.astype(bool, copy=False))
+            subscript.append(slice(None))
+        elif _is_mask(i):
+            subscript.append(i.astype(bool, copy=False))
         else:
-            found.append(checked(i, x.shape[dim], -x.shape[dim]).astype(np.intp, copy=False))
-        dim += max(i.ndim, 1) if i is not None and i.dtype in (np.bool_, np.uint8) else 1
-    return tuple(found)
+            subscript.append(checked(i, x.shape[dim], -x.shape[dim]).astype(np.intp, copy=False))
+        dim += max(i.ndim, 1) if i is not None and _is_mask(i) else 1
+    return tuple(subscript)
 
 
 def _picked(x: Array, indices: Sequence[Array | None]) -> list[int]:
-    """The shape of what indices pick: theirs, in the place of the dimensions that they are for, or in front."""
+    """Return the shape of `x[indices]`: the indices' shape replaces their dimensions if adjacent, else comes first."""
     where = [k for k, i in enumerate(indices) if i is not None]
-    kept, block, dim = [], [], 0
+    others, block, dim = [], [], 0
     for i in indices:
         if i is None:
-            kept.append((dim, x.shape[dim]))
+            others.append(x.shape[dim])
         else:
-            mask = i.dtype in (np.bool_, np.uint8)
-            block.append((np.count_nonzero(i),) if mask else i.shape)
-        dim += max(i.ndim, 1) if i is not None and i.dtype in (np.bool_, np.uint8) else 1
-    kept += list(enumerate(x.shape))[dim:]
+            block.append((np.count_nonzero(i),) if _is_mask(i) else i.shape)
+        dim += max(i.ndim, 1) if i is not None and _is_mask(i) else 1
+    others += x.shape[dim:]
     first = where[0] if where and where[-1] - where[0] + 1 == len(where) else 0
-    return [*(n for _, n in kept[:first]), *np.broadcast_shapes(*block), *(n for _, n in kept[first:])]
+    return [*others[:first], *np.broadcast_shapes(*block), *others[first:]]
 
 
 @portable("aten.index.Tensor", sizes=_picked)
@@ -182,13 +181,12 @@ def index(x: Array, indices: Sequence[Array | None]) -> Array:
 
 @portable("aten.index_put.default")
 def index_put(x: Array, indices: Sequence[Array | None], values: Array, accumulate: bool = False) -> Array:
-    found = x.copy()
-    where = _subscript(x, indices)
+    result, where = x.copy(), _subscript(x, indices)
     if accumulate:
-        np.add.at(found, where, values.astype(x.dtype, copy=False))
+        np.add.at(result, where, values.astype(x.dtype, copy=False))
     else:
-        found[where] = values
-    return found
+        result[where] = values
+    return result
 
 
 @portable("aten.masked_select.default")
@@ -199,13 +197,13 @@ def masked_select(x: Array, mask: Array) -> Array:
 
 @portable("aten.masked_scatter.default")
 def masked_scatter(x: Array, mask: Array, source: Array) -> Array:
-    x, mask = np.broadcast_arrays(x, mask)
-    found, chosen = x.copy(), mask.astype(bool)
-    count = int(chosen.sum())
+    x, mask = np.broadcast_arrays(x, mask.astype(bool))
+    count = int(mask.sum())
     if count > source.size:
         raise ExecutionError(f"the mask selects {count} elements, the source has {source.size}")
-    found[chosen] = source.reshape(-1)[:count]
-    return found
+    result = x.copy()
+    result[mask] = source.reshape(-1)[:count]
+    return result
 
 
 @portable("aten.nonzero.default", places=0)
@@ -228,7 +226,7 @@ def _repeated(x: Array, repeats: int, dim: int | None = None, output_size: int |
 
 @portable("aten.repeat_interleave.self_int", sizes=_repeated)
 def repeat_each(x: Array, repeats: int, dim: int | None = None, output_size: int | None = None) -> Array:
-    """Each element, or each slice along a dimension, `repeats` times in a row; without a dimension, flattened."""
+    """Repeat each slice along a dimension or, without a dimension, each element of the flattened tensor."""
     if repeats < 0:
         raise ExecutionError(f"repeats = {repeats} is negative")
     return np.repeat(x, repeats, None if dim is None else axis(dim, x.ndim))

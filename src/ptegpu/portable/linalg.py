@@ -36,8 +36,8 @@ def linear(x: Array, weight: Array, bias: Array | None = None) -> Array:
 @portable("aten._cdist_forward.default")
 def cdist(x1: Array, x2: Array, p: float, compute_mode: int | None) -> Array:
     afford(math.prod(x1.shape[:-1]) * x2.shape[-2] * max(x1.shape[-1], 1) * 8)
-    apart = np.abs(x1[..., :, None, :].astype(FLOAT64) - x2[..., None, :, :])  # (…, P, R, M)
-    return p_norm(apart, p, (apart.ndim - 1,))
+    differences = np.abs(x1[..., :, None, :].astype(FLOAT64) - x2[..., None, :, :])  # (…, P, R, M)
+    return p_norm(differences, p, (differences.ndim - 1,))
 
 
 @portable("aten._pdist_forward.default")
@@ -48,7 +48,7 @@ def pdist(x: Array, p: float = 2.0) -> Array:
 
 
 def _fft_scale(normalization: int, count: int) -> float:
-    """0 leaves the sum as it is, 1 divides by the root of the count, 2 by the count."""
+    """Return the factor of a mode: 0 keeps the sum, 1 divides by the root of the count, 2 by the count."""
     return {0: 1.0, 1: 1 / math.sqrt(count), 2: 1 / count}[normalization]
 
 

@@ -1,4 +1,4 @@
-"""Operators that move elements without computing: views, joins, splits, flips, padding, strided copies."""
+"""Operators that move elements without arithmetic: views, joins, splits, flips, padding, strided copies."""
 
 from __future__ import annotations
 
@@ -70,14 +70,9 @@ def t_copy(x: Array) -> Array:
     return x.T
 
 
-@portable("aten.squeeze_copy.dims")
+@portable("aten.squeeze_copy.dims", "aten.squeeze_copy.dim")
 def squeeze_copy(x: Array, dim: Sequence[int]) -> Array:
     return x.squeeze(tuple(d for d in (axes(dim, x.ndim) if dim else ()) if x.shape[d] == 1))
-
-
-@portable("aten.squeeze_copy.dim")
-def squeeze_copy_one(x: Array, dim: int) -> Array:
-    return squeeze_copy(x, [dim])
 
 
 @portable("aten.unsqueeze_copy.default")
@@ -91,7 +86,7 @@ def select_copy(x: Array, dim: int, index: int) -> Array:
 
 
 def selection(x: Array, dim: int, index: int) -> tuple[slice | int, ...]:
-    """What picks one position along a dimension."""
+    """Return the subscript of one position along a dimension."""
     along = axis(dim, x.ndim)
     if x.ndim == 0 or not -x.shape[along] <= index < x.shape[along]:
         raise ExecutionError(f"index {index} is out of range for dimension {dim} of sizes {list(x.shape)}")
@@ -104,9 +99,9 @@ def slice_copy(x: Array, dim: int = 0, start: int | None = None, end: int | None
 
 
 def stretch(x: Array, dim: int, start: int | None, end: int | None, step: int = 1) -> tuple[slice, ...]:
-    """What picks a stretch along a dimension; bounds beyond its size are its size."""
+    """Return the subscript of a slice along a dimension; bounds are clamped to its size."""
     if step < 1:
-        raise ExecutionError(f"a slice step must be positive, not {step}")
+        raise ExecutionError(f"a slice needs a positive step, not {step}")
     return (slice(None),) * axis(dim, x.ndim) + (slice(start, end, step),)
 
 
@@ -143,8 +138,8 @@ def unbind_copy(x: Array, dim: int = 0) -> tuple[Array, ...]:
 @portable("aten.cat.default")
 def cat(tensors: Sequence[Array], dim: int = 0) -> Array:
     dtype = result_type(*tensors)
-    joined = [to(t, dtype) for t in tensors if t.shape != (0,)] or [to(tensors[0], dtype)]  # [0] joins anything
-    return np.concatenate(joined, axis(dim, joined[0].ndim))
+    parts = [to(t, dtype) for t in tensors if t.shape != (0,)] or [to(tensors[0], dtype)]  # [0] joins anything
+    return np.concatenate(parts, axis(dim, parts[0].ndim))
 
 
 @portable("aten.stack.default")
@@ -157,16 +152,16 @@ def stack(tensors: Sequence[Array], dim: int = 0) -> Array:
 def slice_scatter(
     x: Array, source: Array, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
 ) -> Array:
-    found = x.copy()
-    found[stretch(x, dim, start, end, step)] = source
-    return found
+    result = x.copy()
+    result[stretch(x, dim, start, end, step)] = source
+    return result
 
 
 @portable("aten.select_scatter.default")
 def select_scatter(x: Array, source: Array, dim: int, index: int) -> Array:
-    found = x.copy()
-    found[selection(x, dim, index)] = source
-    return found
+    result = x.copy()
+    result[selection(x, dim, index)] = source
+    return result
 
 
 @portable("aten.flip.default")
@@ -189,11 +184,11 @@ def _repeated(x: Array, repeats: Sequence[int]) -> list[int]:
 
 @portable("aten.repeat.default", sizes=_repeated)
 def repeat(x: Array, repeats: Sequence[int]) -> Array:
-    whole = _repeated(x, repeats)
+    result_sizes = _repeated(x, repeats)
     sizes = [1] * (len(repeats) - x.ndim) + list(x.shape)
-    pairs = [n for pair in zip(repeats, sizes) for n in pair]  # np.tile crashes where the sizes overflow
+    pairs = [n for pair in zip(repeats, sizes) for n in pair]  # np.tile crashes if the sizes overflow
     spread = np.broadcast_to(x.reshape([1 if k % 2 == 0 else n for k, n in enumerate(pairs)]), pairs)
-    return spread.reshape(whole)
+    return spread.reshape(result_sizes)
 
 
 @portable("aten.tril.default")
@@ -213,7 +208,7 @@ def diagonal_copy(x: Array, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Ar
 
 @portable("aten.as_strided_copy.default", sizes=lambda x, size, *_: size)
 def as_strided_copy(x: Array, size: Sequence[int], stride: Sequence[int], offset: int | None = None) -> Array:
-    """Strides count elements of a contiguous `x`."""
+    """Return a strided copy; strides count elements of a contiguous `x`."""
     where = np.full(tuple(size), offset or 0, np.intp)
     for k, (n, s) in enumerate(zip(size, stride)):
         where += (np.arange(n) * s).reshape([-1] + [1] * (len(size) - k - 1))
@@ -258,7 +253,7 @@ def pixel_unshuffle(x: Array, factor: int) -> Array:
 
 
 def pad_widths(x: Array, pad: Sequence[int]) -> list[tuple[int, int]]:
-    """(before, after) for every dimension; `pad` lists them from the last dimension on."""
+    """Return (before, after) for every dimension; `pad` lists them from the last dimension on."""
     pairs = [(pad[k], pad[k + 1]) for k in range(0, len(pad), 2)]
     return [(0, 0)] * (x.ndim - len(pairs)) + pairs[::-1]
 
@@ -270,8 +265,8 @@ def _padded(x: Array, pad: Sequence[int], *_: Any) -> list[int]:
 @portable("aten.constant_pad_nd.default", sizes=_padded)
 def constant_pad_nd(x: Array, pad: Sequence[int], value: Number = 0) -> Array:
     widths = pad_widths(x, pad)
-    kept = x[tuple(slice(max(-a, 0), n - max(-b, 0)) for n, (a, b) in zip(x.shape, widths))]
-    return np.pad(kept, [(max(a, 0), max(b, 0)) for a, b in widths], constant_values=to(value, x.dtype).item())
+    cropped = x[tuple(slice(max(-a, 0), n - max(-b, 0)) for n, (a, b) in zip(x.shape, widths))]
+    return np.pad(cropped, [(max(a, 0), max(b, 0)) for a, b in widths], constant_values=to(value, x.dtype).item())
 
 
 @portable(*(f"aten.replication_pad{n}d.default" for n in (1, 2, 3)), sizes=_padded)

@@ -14,24 +14,21 @@ from .registry import Array, portable
 Normalised = tuple[Array, Array, Array]  # the result, means, reciprocal deviations
 
 
-@portable("aten._softmax.default")
-def softmax(x: Array, dim: int, half_to_float: bool) -> Array:
-    if x.size == 0:
-        return x
-    (x,) = floats(x)
-    along = axis(dim, x.ndim) if x.ndim else ()
-    powers = np.exp(x - x.max(axis=along, keepdims=True))
-    return powers / powers.sum(axis=along, keepdims=True, dtype=FLOAT64)
+def _softmax(name: str, log: bool) -> None:
+    @portable(f"aten.{name}.default")
+    def kernel(x: Array, dim: int, half_to_float: bool) -> Array:
+        if x.size == 0:
+            return x
+        (x,) = floats(x)
+        along = axis(dim, x.ndim) if x.ndim else ()
+        shifted = x - x.max(axis=along, keepdims=True)
+        powers = np.exp(shifted)
+        total = powers.sum(axis=along, keepdims=True, dtype=FLOAT64)
+        return shifted - np.log(total) if log else powers / total
 
 
-@portable("aten._log_softmax.default")
-def log_softmax(x: Array, dim: int, half_to_float: bool) -> Array:
-    if x.size == 0:
-        return x
-    (x,) = floats(x)
-    along = axis(dim, x.ndim) if x.ndim else ()
-    shifted = x - x.max(axis=along, keepdims=True)
-    return shifted - np.log(np.exp(shifted).sum(axis=along, keepdims=True, dtype=FLOAT64))
+_softmax("_softmax", log=False)
+_softmax("_log_softmax", log=True)
 
 
 @portable("aten.glu.default")
@@ -52,7 +49,6 @@ def _normalised(x: Array, along: tuple[int, ...], eps: float) -> Normalised:
 
 
 def _scaled(x: Array, weight: Array | None, bias: Array | None, shape: Sequence[int] = ()) -> Array:
-    """`x` times weight plus bias, each viewed as `shape`."""
     if weight is not None:
         x = x * weight.reshape(shape or weight.shape)
     return x if bias is None else x + bias.reshape(shape or bias.shape)
@@ -65,20 +61,20 @@ def native_layer_norm(
     rank = len(normalized_shape)
     if x.shape[x.ndim - rank :] != tuple(normalized_shape):
         raise ShapeError(f"sizes {list(x.shape)} do not end in {list(normalized_shape)}")
-    found, mean, rstd = _normalised(x, tuple(range(x.ndim - rank, x.ndim)), eps)
-    return _scaled(found, weight, bias), mean, rstd
+    result, mean, rstd = _normalised(x, tuple(range(x.ndim - rank, x.ndim)), eps)
+    return _scaled(result, weight, bias), mean, rstd
 
 
 @portable("aten.native_group_norm.default")
 def native_group_norm(
     x: Array, weight: Array | None, bias: Array | None, n: int, channels: int, pixels: int, group: int, eps: float
 ) -> Normalised:
-    found, mean, rstd = _normalised(x.reshape(n, group, channels // group * pixels), (2,), eps)
-    return _scaled(found.reshape(x.shape), weight, bias, _channels(x)), mean[..., 0], rstd[..., 0]
+    result, mean, rstd = _normalised(x.reshape(n, group, channels // group * pixels), (2,), eps)
+    return _scaled(result.reshape(x.shape), weight, bias, _channels(x)), mean[..., 0], rstd[..., 0]
 
 
 def _channels(x: Array) -> list[int]:
-    """The view in which one value per channel meets x (N, C, …)."""
+    """Return the shape in which one value per channel broadcasts to x (N, C, …)."""
     return [-1] + [1] * (x.ndim - 2)
 
 
@@ -93,8 +89,8 @@ def native_batch_norm_no_training(
     eps: float,
 ) -> Normalised:
     rstd = 1 / np.sqrt(running_var.astype(FLOAT64) + eps)
-    found = (x - running_mean.reshape(_channels(x))) * rstd.reshape(_channels(x))
-    return _scaled(found, weight, bias, _channels(x)), np.zeros(0), np.zeros(0)
+    result = (x - running_mean.reshape(_channels(x))) * rstd.reshape(_channels(x))
+    return _scaled(result, weight, bias, _channels(x)), np.zeros(0), np.zeros(0)
 
 
 @portable("aten._native_batch_norm_legit.default")
@@ -119,5 +115,5 @@ def native_batch_norm(
 def native_batch_norm_no_stats(
     x: Array, weight: Array | None, bias: Array | None, training: bool, momentum: float, eps: float
 ) -> Normalised:
-    found, mean, rstd = _normalised(x, (0, *range(2, x.ndim)), eps)
-    return _scaled(found, weight, bias, _channels(x)), mean.reshape(-1), rstd.reshape(-1)
+    result, mean, rstd = _normalised(x, (0, *range(2, x.ndim)), eps)
+    return _scaled(result, weight, bias, _channels(x)), mean.reshape(-1), rstd.reshape(-1)

@@ -13,16 +13,9 @@ from .promotion import FLOAT64, accumulator
 from .registry import Array, afford, portable
 
 
-def _counts(
-    sizes: Sequence[int],
-    kernel: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    ceil_mode: bool,
-) -> list[int]:
-    """Windows per dimension; in ceil mode the last may hang over the end, but must start before it."""
-    found = []
+def _counts(sizes: Sizes, kernel: Sizes, stride: Sizes, padding: Sizes, dilation: Sizes, ceil_mode: bool) -> list[int]:
+    """Return the windows per dimension; in ceil mode, the last may extend past the end but must start before it."""
+    counts = []
     for n, k, s, p, d in zip(sizes, kernel, stride, padding, dilation):
         if 2 * p > k:
             raise ShapeError(f"padding {p} is more than half of kernel size {k}")
@@ -32,20 +25,14 @@ def _counts(
             count -= 1
         if count < 1:
             raise ShapeError(f"a kernel of {k} is larger than the input of {n}")
-        found.append(count)
-    return found
+        counts.append(count)
+    return counts
 
 
 def _pool_windows(
-    x: Array,
-    kernel: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    ceil_mode: bool,
-    fill: float,
+    x: Array, kernel: Sizes, stride: Sizes, padding: Sizes, dilation: Sizes, ceil_mode: bool, fill: float
 ) -> Array:
-    """Windows over the last dimensions: (…, *positions, kernel)."""
+    """Return windows over the last dimensions: (…, *positions, kernel)."""
     rank = len(kernel)
     sizes = x.shape[-rank:]
     counts = _counts(sizes, kernel, stride, padding, dilation, ceil_mode)
@@ -55,14 +42,13 @@ def _pool_windows(
     ]
     widths = [(0, 0)] * (x.ndim - rank) + list(zip(padding, after))
     afford(math.prod([*x.shape[:-rank], *counts, *kernel]) * x.itemsize)
-    found = windows(np.pad(x, widths, constant_values=fill), kernel, stride, dilation)
-    taken: Subscript = (..., *map(slice, counts), *[slice(None)] * rank)
-    found = found[taken]
-    return found.reshape(*found.shape[:-rank], -1)
+    taps = windows(np.pad(x, widths, constant_values=fill), kernel, stride, dilation)
+    in_range: Subscript = (..., *map(slice, counts), *[slice(None)] * rank)
+    taps = taps[in_range]
+    return taps.reshape(*taps.shape[:-rank], -1)
 
 
 def _define(rank: int) -> None:
-    """Register the operators that pool `rank` dimensions."""
 
     @portable(f"aten.avg_pool{rank}d.default")
     def avg_pool(
@@ -82,7 +68,7 @@ def _define(rank: int) -> None:
             return total / divisor_override
         if count_include_pad:
             counted = np.ones([n + 2 * p for n, p in zip(x.shape[-rank:], padding)])
-            extra = [k * s for k, s in zip(kernel, step)]  # more than a window can hang over in ceil mode
+            extra = [k * s for k, s in zip(kernel, step)]  # more than a window can extend past the end in ceil mode
             covered = windows(np.pad(counted, [(0, e) for e in extra]), kernel, step, once)
             count = covered.sum(tuple(range(-rank, 0)))[tuple(map(slice, total.shape[-rank:]))]
         else:
@@ -104,38 +90,38 @@ def _define(rank: int) -> None:
         sizes = x.shape[-rank:]
         lowest = -np.inf if x.dtype.kind == "f" else np.iinfo(x.dtype).min
         shared = (kernel, step, padding, dilation, ceil_mode)
-        found = _pool_windows(x, *shared, lowest)
+        taps = _pool_windows(x, *shared, lowest)
         inside = _pool_windows(np.ones(sizes, bool), *shared, False)
-        best = found.argmax(-1)
-        is_inside = np.take_along_axis(np.broadcast_to(inside, found.shape), best[..., None], -1)[..., 0]
-        best = np.where(is_inside, best, inside.argmax(-1))  # never a padded position, even where all are the lowest
+        best = taps.argmax(-1)
+        is_inside = np.take_along_axis(np.broadcast_to(inside, taps.shape), best[..., None], -1)[..., 0]
+        best = np.where(is_inside, best, inside.argmax(-1))  # never a padded position, even if all are the lowest
         starts = np.meshgrid(
             *(np.arange(n) * s - p for n, s, p in zip(best.shape[-rank:], step, padding)), indexing="ij", sparse=True
         )
         places: Array = np.zeros_like(best)
         for size, start, offset, d in zip(sizes, starts, np.unravel_index(best, kernel), dilation):
             places = places * size + start + offset * d
-        return np.take_along_axis(found, best[..., None], -1)[..., 0], places
+        return np.take_along_axis(taps, best[..., None], -1)[..., 0], places
 
     @portable(f"aten._adaptive_avg_pool{rank}d.default", sizes=lambda x, size: [*x.shape[:-rank], *size])
-    def adaptive_avg_pool(x: Array, output_size: Sequence[int]) -> Array:
-        found = x.astype(FLOAT64)
+    def adaptive_avg_pool(x: Array, output_size: Sizes) -> Array:
+        means = x.astype(FLOAT64)
         for axis, count in enumerate(output_size, -rank):
-            found = np.moveaxis(np.moveaxis(found, axis, -1) @ _averages(x.shape[axis], count).T, -1, axis)
-        return found
+            means = np.moveaxis(np.moveaxis(means, axis, -1) @ _averages(x.shape[axis], count).T, -1, axis)
+        return means
 
     @portable(f"aten.adaptive_max_pool{rank}d.default")
-    def adaptive_max_pool(x: Array, output_size: Sequence[int]) -> tuple[Array, Array]:
+    def adaptive_max_pool(x: Array, output_size: Sizes) -> tuple[Array, Array]:
         """Return maxima of even stretches, and their flat positions in each plane or volume."""
         sizes = x.shape[-rank:]
         if 0 in sizes:
-            raise ShapeError(f"it has no largest element of {list(x.shape)}")
+            raise ShapeError(f"{list(x.shape)} is empty and has no largest element")
         places = [_stretches(n, o) for n, o in zip(sizes, output_size)]
         afford(math.prod([*x.shape[:-rank], *(p.size for p in places)]) * (x.itemsize + 8))
-        found = _stretched(x, places)
-        best = found.argmax(-1)[..., None]
-        flat = np.broadcast_to(_stretched(np.arange(math.prod(sizes)).reshape(sizes), places), found.shape)
-        return np.take_along_axis(found, best, -1)[..., 0], np.take_along_axis(flat, best, -1)[..., 0]
+        values = _stretched(x, places)
+        best = values.argmax(-1)[..., None]
+        flat = np.broadcast_to(_stretched(np.arange(math.prod(sizes)).reshape(sizes), places), values.shape)
+        return np.take_along_axis(values, best, -1)[..., 0], np.take_along_axis(flat, best, -1)[..., 0]
 
 
 for _rank in (2, 3):
@@ -154,30 +140,30 @@ def max_pool2d_with_indices_backward(
     indices: Array,
 ) -> Array:
     planes = int(np.prod(x.shape[:-2]))
-    found = np.zeros((planes, x.shape[-2] * x.shape[-1]), accumulator(x.dtype))
-    np.add.at(found, (np.arange(planes)[:, None], indices.reshape(planes, -1)), grad_output.reshape(planes, -1))
-    return found.reshape(x.shape)
+    gradient = np.zeros((planes, x.shape[-2] * x.shape[-1]), accumulator(x.dtype))
+    np.add.at(gradient, (np.arange(planes)[:, None], indices.reshape(planes, -1)), grad_output.reshape(planes, -1))
+    return gradient.reshape(x.shape)
 
 
 def _stretches(size: int, count: int) -> Array:
-    """Return the places of `count` even stretches, (count, longest); shorter ones repeat their last place."""
+    """Return the positions in `count` even stretches, (count, longest); shorter ones repeat their last position."""
     k = np.arange(count)
     start, end = k * size // count, -(-(k + 1) * size // count)
     return np.minimum(start[:, None] + np.arange(np.max(end - start, initial=0)), end[:, None] - 1)
 
 
 def _stretched(x: Array, places: Sequence[Array]) -> Array:
-    """Return the elements at the places of each of the last dimensions: (…, *counts, elements of a stretch)."""
+    """Return the elements at the positions of each of the last dimensions: (…, *counts, elements of a stretch)."""
     rank, outer = len(places), x.shape[: x.ndim - len(places)]
     at: Subscript = (..., *np.ix_(*(p.ravel() for p in places)))
-    taken = x[at].reshape(*outer, *(n for p in places for n in p.shape))
-    return np.moveaxis(taken, range(1 - 2 * rank, 0, 2), range(-rank, 0)).reshape(
+    elements = x[at].reshape(*outer, *(n for p in places for n in p.shape))
+    return np.moveaxis(elements, range(1 - 2 * rank, 0, 2), range(-rank, 0)).reshape(
         *outer, *(len(p) for p in places), math.prod(p.shape[1] for p in places)
     )
 
 
 def _averages(size: int, count: int) -> Array:
-    """(count, size): each row averages one of `count` even stretches."""
+    """Return a matrix (count, size) whose rows average `count` even stretches."""
     start = np.arange(count)[:, None] * size // count
     end = -(-(np.arange(count)[:, None] + 1) * size // count)
     place = np.arange(size)

@@ -1,7 +1,7 @@
 """Primitive operators: arithmetic on Python scalars, and questions about tensors that the host answers.
 
-`PRIMS` maps registry names to kernels on scalars and arrays. None writes to its arguments: `et_copy_index` returns
-the tensor that takes the place of its first argument, `et_view` a view of its argument.
+`PRIMS` maps registry names to kernels on scalars and arrays. None writes to its arguments: `et_copy_index` returns a
+replacement of its first argument, `et_view` a view of its argument.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 
 from ..errors import ExecutionError, ShapeError
 from .promotion import axis, inferred
-from .registry import Array, Kernel, Number, afford, kernel_of
+from .registry import Array, HostKernel, Number, afford, kernel_of
 
 
 def sym_size(x: Array, dim: int) -> int:
@@ -26,7 +26,7 @@ def sym_size(x: Array, dim: int) -> int:
 
 
 def sym_stride(x: Array, dim: int) -> int:
-    """In elements, of the contiguous tensor."""
+    """Return a stride of the contiguous tensor, in elements."""
     return math.prod(x.shape[axis(dim, x.ndim) + 1 :])
 
 
@@ -41,7 +41,7 @@ def item(x: Array) -> Number:
 
 
 def select_item(x: Array, dim: int, index: int) -> Number:
-    """Element `index` along a dimension, first in the others."""
+    """Return element `index` along a dimension, first in the others."""
     along = axis(dim, x.ndim)
     if not -x.shape[along] <= index < x.shape[along]:
         raise ExecutionError(f"index {index} is out of range for dimension {dim} of sizes {list(x.shape)}")
@@ -53,19 +53,19 @@ def et_view(x: Array, size: Sequence[int]) -> Array:
 
 
 def et_copy_index(copy_to: Array, copy_from: Array, index: int) -> Array:
-    """The first `index` rows of `copy_to`, and `copy_from` as the last one."""
+    """Return the first `index` rows of `copy_to`, followed by `copy_from`."""
     if index < 0 or (index > 0 and copy_to.shape[1:] != copy_from.shape):
         raise ShapeError(f"sizes {list(copy_from.shape)} cannot be row {index} of sizes {list(copy_to.shape)}")
     afford((index + 1) * copy_from.size * copy_to.itemsize)
-    found = np.zeros((index + 1, *copy_from.shape), copy_to.dtype)
+    result = np.zeros((index + 1, *copy_from.shape), copy_to.dtype)
     if index:
-        found[: min(index, len(copy_to))] = copy_to[:index]
-    found[index] = copy_from
-    return found
+        result[: min(index, len(copy_to))] = copy_to[:index]
+    result[index] = copy_from
+    return result
 
 
 def _in_64_bits(value: Number) -> Number:
-    """An int of the program: one that is larger would be larger still the next time."""
+    """Return the value; refuse larger ints, as a loop would make them grow without bound."""
     if isinstance(value, int) and not -(2**63) <= value < 2**63:
         raise ExecutionError(f"an int of {value.bit_length()} bits does not fit 64")
     return value
@@ -86,21 +86,21 @@ def _binary(function: Callable[[Any, Any], Number]) -> Callable[[Number, Number]
 
 
 def _dividing(function: Callable[[Any, Any], Number]) -> Callable[[Number, Number], Number]:
-    def divide(a: Number, b: Number) -> Number:
+    def kernel(a: Number, b: Number) -> Number:
         if b == 0:
             raise ExecutionError(f"division of {a} by zero")
         return _in_64_bits(function(a, b))
 
-    return divide
+    return kernel
 
 
 def _rounding(function: Callable[[Any], int]) -> Callable[[Number], int]:
-    def whole(a: Number) -> int:
+    def kernel(a: Number) -> int:
         if not math.isfinite(a):
             raise ExecutionError(f"{a} is not an integer")
         return int(_in_64_bits(function(a)))
 
-    return whole
+    return kernel
 
 
 def _if_else(condition: Number, then: Number, otherwise: Number) -> Number:
@@ -147,4 +147,4 @@ _BY_NAME: dict[str, Callable[..., Any]] = {
     "et_vk.select_as_symint.default": select_item,
 }
 
-PRIMS: dict[str, Kernel] = {name: kernel_of(name, function) for name, function in _BY_NAME.items()}
+PRIMS: dict[str, HostKernel] = {name: kernel_of(name, function) for name, function in _BY_NAME.items()}

@@ -1,4 +1,4 @@
-"""PyTorch's dtype rules: what operands are computed in, and dimensions as it counts them."""
+"""PyTorch's rules for dtypes (promotion, computation, accumulation) and for dimensions."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ _CATEGORY = {"b": 0, "u": 1, "i": 1, "f": 2, "c": 3}
 
 
 def result_type(*operands: Array | Number | None) -> np.dtype:
-    """The common dtype: tensors decide; 0-d tensors, then scalars, only if they are of a higher category."""
+    """Return the common dtype: tensors decide; 0-d tensors, then scalars, count only if of a higher category."""
     arrays = [o for o in operands if isinstance(o, np.ndarray)]
     scalars = [_of_scalar(o) for o in operands if o is not None and not isinstance(o, np.ndarray)]
     groups = ([a.dtype for a in arrays if a.ndim], [a.dtype for a in arrays if not a.ndim], scalars)
-    found, *lower = [reduce(promote, group) for group in groups if group]
+    common, *lower = [reduce(promote, group) for group in groups if group]
     for dtype in lower:
-        if _CATEGORY[dtype.kind] > _CATEGORY[found.kind]:
-            found = dtype
-    return found
+        if _CATEGORY[dtype.kind] > _CATEGORY[common.kind]:
+            common = dtype
+    return common
 
 
 def promote(a: np.dtype, b: np.dtype) -> np.dtype:
-    """The smallest dtype for both; unlike NumPy's, a float keeps its width next to any integer."""
+    """Return the smallest dtype for both. Unlike in NumPy, a float keeps its width next to any integer."""
     if _CATEGORY[a.kind] == _CATEGORY[b.kind] or "c" in (a.kind, b.kind):
         return np.promote_types(a, b)
     return a if _CATEGORY[a.kind] > _CATEGORY[b.kind] else b
@@ -42,44 +42,44 @@ def _of_scalar(value: Number) -> np.dtype:
 
 
 def compute_type(dtype: np.dtype) -> np.dtype:
-    """What arithmetic is done in: float16 is widened."""
+    """Return the dtype for arithmetic: float16 is widened."""
     return FLOAT32 if dtype == np.float16 else dtype
 
 
 def float_type(dtype: np.dtype) -> np.dtype:
-    """What functions that leave the integers are computed in."""
+    """Return the dtype for functions with fractional results."""
     return compute_type(dtype) if dtype.kind in "fc" else FLOAT32
 
 
 def to(value: Array | Number, dtype: np.dtype) -> Array:
-    """An array or a scalar as `dtype`, integers wrapping around."""
+    """Return an array or a scalar as `dtype`; integers wrap around."""
     return value.astype(dtype, copy=False) if isinstance(value, np.ndarray) else cast(value, dtype)
 
 
-def together(*operands: Any) -> tuple[Array, ...]:
-    """Operands in the dtype they are computed in; float16 results are rounded once, when they are stored."""
+def promoted(*operands: Any) -> tuple[Array, ...]:
+    """Return operands in their common dtype for arithmetic; float16 results are rounded once, when stored."""
     dtype = compute_type(result_type(*operands))
     return tuple(to(o, dtype) for o in operands)
 
 
 def floats(*operands: Any) -> tuple[Array, ...]:
-    """Operands in the floating-point dtype they are computed in."""
+    """Return operands in their common floating-point dtype for arithmetic."""
     dtype = float_type(result_type(*operands))
     return tuple(to(o, dtype) for o in operands)
 
 
 def accumulator(dtype: np.dtype) -> np.dtype:
-    """What sums are kept in: float64 for floats, int64 for integers."""
+    """Return the dtype for sums: float64 for floats, int64 for integers."""
     return FLOAT64 if dtype.kind == "f" else dtype if dtype.kind == "c" else np.dtype(np.int64)
 
 
 def result_accumulator(outs: Sequence[OutSpec]) -> np.dtype:
-    """The accumulator for the declared result."""
+    """Return the accumulator for the declared result."""
     return accumulator(outs[0].numpy)
 
 
 def axis(dim: int, rank: int) -> int:
-    """A dimension counted from the front; a 0-d tensor has one dimension to name."""
+    """Return a dimension counted from the front; a 0-d tensor counts as having one."""
     size = max(rank, 1)
     if not -size <= dim < size:
         raise ExecutionError(f"dimension {dim} is out of range for rank {rank}")
@@ -87,28 +87,26 @@ def axis(dim: int, rank: int) -> int:
 
 
 def axes(dims: Sequence[int] | None, rank: int) -> tuple[int, ...]:
-    """Dimensions to reduce, all of them if none are named; none in a 0-d tensor."""
+    """Return the dimensions to reduce: all if none are named; none of a 0-d tensor."""
     if not dims:
         return tuple(range(rank))
-    found = tuple(axis(d, rank) for d in dims)
-    if len(set(found)) != len(found):
+    reduced = tuple(axis(d, rank) for d in dims)
+    if len(set(reduced)) != len(reduced):
         raise ExecutionError(f"dimensions {list(dims)} repeat")
-    return found if rank else ()
+    return reduced if rank else ()
 
 
 def at_least_1d(x: Array) -> Array:
-    """A 0-d tensor as one of one element, for operators that take it along its dimension 0."""
+    """Return a 0-d tensor as a vector of one element, for operators that accept its dimension 0."""
     return x.reshape(1) if x.ndim == 0 else x
 
 
 def inferred(x: Array, size: Sequence[int]) -> list[int]:
-    """The sizes of a view, with -1 replaced by what the element count leaves."""
+    """Return the sizes of a view, with -1 replaced by the remaining elements."""
     sizes = list(size)
-    if -1 in sizes:
-        rest = math.prod(s for s in sizes if s != -1)
-        if rest == 0 or x.size % rest or sizes.count(-1) > 1:
-            raise ShapeError(f"a tensor of sizes {list(x.shape)} cannot be viewed as {list(size)}")
+    rest = math.prod(s for s in sizes if s != -1)
+    if sizes.count(-1) == 1 and rest:
         sizes[sizes.index(-1)] = x.size // rest
-    if math.prod(sizes) != x.size:
+    if -1 in sizes or math.prod(sizes) != x.size:
         raise ShapeError(f"a tensor of sizes {list(x.shape)} cannot be viewed as {list(size)}")
     return sizes

@@ -19,7 +19,7 @@ def _scalar(value: Array | Number) -> Number:
 
 
 def _along(values: Array, x: Array, dim: int) -> Array:
-    """One value per channel, viewed so that it meets dimension `dim` of x."""
+    """Return one value per channel in a shape that broadcasts along dimension `dim` of x."""
     return values.reshape([-1 if k == axis(dim, x.ndim) else 1 for k in range(x.ndim)])
 
 
@@ -36,8 +36,8 @@ def quantize_per_channel(
     x: Array, scales: Array, zero_points: Array, axis: int, quant_min: int, quant_max: int, dtype: Any
 ) -> Array:
     (x,) = floats(x)
-    found = np.rint(x * (1.0 / _along(scales, x, axis))) + _along(zero_points, x, axis)
-    return np.clip(found, quant_min, quant_max)
+    quantized = np.rint(x * (1.0 / _along(scales, x, axis))) + _along(zero_points, x, axis)
+    return np.clip(quantized, quant_min, quant_max)
 
 
 @portable("quantized_decomposed.quantize_per_token.default")
@@ -85,7 +85,7 @@ def dequantize_per_token(
 
 @portable("quantized_decomposed.choose_qparams.tensor")
 def choose_qparams(x: Array, quant_min: int, quant_max: int, eps: float, dtype: Any) -> tuple[Array, Array]:
-    """Scale and zero point, each of one element, for a range that holds zero."""
+    """Return a scale and a zero point, each of one element, for a range that includes zero."""
     low, high = to(np.minimum(x.min(), 0), FLOAT32), to(np.maximum(x.max(), 0), FLOAT32)
     scale = np.maximum((high - low) / FLOAT32.type(quant_max - quant_min), FLOAT32.type(eps))
     zero_point = np.clip(quant_min - np.rint(low / scale), quant_min, quant_max)
@@ -94,7 +94,7 @@ def choose_qparams(x: Array, quant_min: int, quant_max: int, eps: float, dtype: 
 
 @portable("quantized_decomposed.choose_qparams_per_token_asymmetric.default")
 def choose_qparams_per_token_asymmetric(x: Array, dtype: Any) -> tuple[Array, Array]:
-    """Scales and zero points for int8, one per row of the last dimension."""
+    """Return scales and zero points for int8, one per row of the last dimension."""
     quant_min, quant_max = -128, 127
     (x,) = floats(x)
     low, high = np.minimum(x.min(-1, keepdims=True), 0), np.maximum(x.max(-1, keepdims=True), 0)
@@ -105,7 +105,7 @@ def choose_qparams_per_token_asymmetric(x: Array, dtype: Any) -> tuple[Array, Ar
 
 
 def _rows(weight: Array, indices: Array, bits: int) -> Array:
-    """The rows that `indices` name, unpacked: 4-bit values have the high nibble first, 2-bit ones the low bits."""
+    """Return the rows at `indices`, unpacked: 4-bit values have the high nibble first, 2-bit ones the low bits."""
     packed = weight[checked(indices, weight.shape[0])]
     if bits == 8:
         return packed
@@ -126,7 +126,7 @@ def _register_embedding(name: str, bits: int) -> None:
         indices: Array,
         dtype: Any = None,
     ) -> Array:
-        """Scales and zero points are one per row, or (rows, groups)."""
+        """Look up rows; scales and zero points are one per row, or (rows, groups)."""
         afford(indices.size * weight.shape[-1] * (8 // bits) * 4)
         rows = _rows(weight, indices, bits)
         scales = weight_scales.reshape(len(weight), -1)[indices]

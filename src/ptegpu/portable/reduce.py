@@ -14,36 +14,27 @@ from .registry import Array, Number, OutSpec, portable
 Dims = Sequence[int] | None
 
 
-@portable("aten.sum.dim_IntList")
-def sum(x: Array, dim: Dims, keepdim: bool = False, dtype: int | None = None, *, outs: Sequence[OutSpec]) -> Array:
-    return x.sum(axis=axes(dim, x.ndim), keepdims=keepdim, dtype=result_accumulator(outs))
+def _mean(x: Array, axis: tuple[int, ...], **options: Any) -> Any:
+    return x.sum(axis=axis, **options) / np.prod([x.shape[a] for a in axis], dtype=np.int64)
 
 
-@portable("aten.sum.default")
-def sum_all(x: Array, dtype: int | None = None, *, outs: Sequence[OutSpec]) -> Array:
-    return x.sum(dtype=result_accumulator(outs))
+def _totals(name: str, overload: str, total: Callable[..., Any]) -> None:
+    """Register a total over some or all dimensions."""
+
+    @portable(f"aten.{name}.{overload}")
+    def along(
+        x: Array, dim: Dims, keepdim: bool = False, dtype: int | None = None, *, outs: Sequence[OutSpec]
+    ) -> Array:
+        return total(x, axis=axes(dim, x.ndim), keepdims=keepdim, dtype=result_accumulator(outs))
+
+    @portable(f"aten.{name}.default")
+    def overall(x: Array, dtype: int | None = None, *, outs: Sequence[OutSpec]) -> Array:
+        return along(x, None, outs=outs)
 
 
-@portable("aten.mean.dim")
-def mean(x: Array, dim: Dims, keepdim: bool = False, dtype: int | None = None, *, outs: Sequence[OutSpec]) -> Array:
-    reduced = axes(dim, x.ndim)
-    count = np.prod([x.shape[a] for a in reduced], dtype=np.int64)
-    return x.sum(axis=reduced, keepdims=keepdim, dtype=result_accumulator(outs)) / count
-
-
-@portable("aten.mean.default")
-def mean_all(x: Array, dtype: int | None = None, *, outs: Sequence[OutSpec]) -> Array:
-    return mean(x, None, outs=outs)
-
-
-@portable("aten.prod.default")
-def prod_all(x: Array, dtype: int | None = None, *, outs: Sequence[OutSpec]) -> Array:
-    return x.prod(dtype=result_accumulator(outs))
-
-
-@portable("aten.prod.dim_int")
-def prod(x: Array, dim: Dims, keepdim: bool = False, dtype: int | None = None, *, outs: Sequence[OutSpec]) -> Array:
-    return x.prod(axis=axes(dim, x.ndim), keepdims=keepdim, dtype=result_accumulator(outs))
+_totals("sum", "dim_IntList", np.sum)
+_totals("mean", "dim", _mean)
+_totals("prod", "dim_int", np.prod)
 
 
 @portable("aten.cumsum.default")
@@ -61,12 +52,12 @@ def logcumsumexp(x: Array, dim: int) -> Array:
 
 
 def _running(x: Array, dim: int, fold: np.ufunc) -> tuple[Array, Array]:
-    """The extreme so far, and where it was last; a NaN is more extreme than any number."""
+    """Return the running extreme and its last position; a NaN is more extreme than any number."""
     row, along = at_least_1d(x), axis(dim, x.ndim)
     values = fold.accumulate(row, along) if row.size else row
     numbers = np.arange(row.shape[along]).reshape((-1,) + (1,) * (row.ndim - along - 1))
-    found = np.where(np.isnan(row) | (row == values), numbers, 0)
-    return values.reshape(x.shape), np.maximum.accumulate(found, along).reshape(x.shape)
+    places = np.where(np.isnan(row) | (row == values), numbers, 0)
+    return values.reshape(x.shape), np.maximum.accumulate(places, along).reshape(x.shape)
 
 
 @portable("aten.cummax.default")
@@ -80,7 +71,7 @@ def cummin(x: Array, dim: int) -> tuple[Array, Array]:
 
 
 def variance(x: Array, dim: Dims, correction: Number | None, keepdim: bool) -> tuple[Array, Array]:
-    """Variance and mean; `correction` is what the count is diminished by, 1 unless given."""
+    """Return variance and mean; `correction` is subtracted from the count, by default 1."""
     reduced = axes(dim, x.ndim)
     count = np.prod([x.shape[a] for a in reduced], dtype=np.int64)
     wide = x.astype(accumulator(x.dtype), copy=False)
@@ -120,85 +111,49 @@ def _not_empty(x: Array, reduced: Sequence[int]) -> None:
         raise ExecutionError(f"a tensor of sizes {list(x.shape)} has no largest or smallest element")
 
 
-@portable("aten.amax.default")
-def amax(x: Array, dim: Dims = (), keepdim: bool = False) -> Array:
-    reduced = axes(dim, x.ndim)
-    _not_empty(x, reduced)
-    return x.max(axis=reduced, keepdims=keepdim)
+def _extremes(name: str, largest: Callable[..., Any], position: Callable[..., Any]) -> None:
+    """Register `amax`, `argmax` and `max`, or their opposites. A NaN is more extreme than any number."""
+
+    @portable(f"aten.a{name}.default", f"aten.{name}.default")
+    def value(x: Array, dim: Dims = (), keepdim: bool = False) -> Array:
+        reduced = axes(dim, x.ndim)
+        _not_empty(x, reduced)
+        return np.asarray(largest(x, axis=reduced, keepdims=keepdim))
+
+    @portable(f"aten.arg{name}.default")
+    def index(x: Array, dim: int | None = None, keepdim: bool = False) -> Array:
+        if dim is None:
+            _not_empty(x, range(x.ndim))
+            return np.asarray(position(x)).reshape((1,) * x.ndim if keepdim else ())
+        x, rank = at_least_1d(x), x.ndim
+        along = axis(dim, rank)
+        _not_empty(x, [along])
+        return np.asarray(position(x, axis=along, keepdims=keepdim and rank > 0))
+
+    @portable(f"aten.{name}.dim")
+    def both(x: Array, dim: int, keepdim: bool = False) -> tuple[Array, Array]:
+        return value(x, [dim], keepdim), index(x, dim, keepdim)
 
 
-@portable("aten.amin.default")
-def amin(x: Array, dim: Dims = (), keepdim: bool = False) -> Array:
-    reduced = axes(dim, x.ndim)
-    _not_empty(x, reduced)
-    return x.min(axis=reduced, keepdims=keepdim)
+_extremes("max", np.max, np.argmax)
+_extremes("min", np.min, np.argmin)
 
 
-@portable("aten.max.default")
-def max_all(x: Array) -> Array:
-    return amax(x)
+def _logical(name: str, function: Callable[..., Any]) -> None:
+    """Register `any` or `all`. Unlike elsewhere, an empty list of dimensions reduces none."""
+
+    @portable(f"aten.{name}.default", f"aten.{name}.dims")
+    def kernel(x: Array, dim: Dims = None, keepdim: bool = False) -> Array:
+        reduced = () if dim is not None and not dim else axes(dim, x.ndim)
+        return np.asarray(function(x.astype(bool), axis=reduced, keepdims=keepdim))
+
+    @portable(f"aten.{name}.dim")
+    def along(x: Array, dim: int, keepdim: bool = False) -> Array:
+        return kernel(x, [dim], keepdim)
 
 
-@portable("aten.min.default")
-def min_all(x: Array) -> Array:
-    return amin(x)
-
-
-def _arg(function: Callable[..., Any], x: Array, dim: int | None, keepdim: bool) -> Array:
-    """Where the first of the extreme elements is; a NaN is more extreme than any number."""
-    if dim is None:
-        _not_empty(x, range(x.ndim))
-        return np.asarray(function(x)).reshape((1,) * x.ndim if keepdim else ())
-    x, rank = at_least_1d(x), x.ndim
-    along = axis(dim, rank)
-    _not_empty(x, [along])
-    return np.asarray(function(x, axis=along, keepdims=keepdim and rank > 0))
-
-
-@portable("aten.argmax.default")
-def argmax(x: Array, dim: int | None = None, keepdim: bool = False) -> Array:
-    return _arg(np.argmax, x, dim, keepdim)
-
-
-@portable("aten.argmin.default")
-def argmin(x: Array, dim: int | None = None, keepdim: bool = False) -> Array:
-    return _arg(np.argmin, x, dim, keepdim)
-
-
-@portable("aten.max.dim")
-def max_along(x: Array, dim: int, keepdim: bool = False) -> tuple[Array, Array]:
-    return amax(x, [dim], keepdim), argmax(x, dim, keepdim)
-
-
-@portable("aten.min.dim")
-def min_along(x: Array, dim: int, keepdim: bool = False) -> tuple[Array, Array]:
-    return amin(x, [dim], keepdim), argmin(x, dim, keepdim)
-
-
-@portable("aten.any.default")
-def any_at_all(x: Array) -> Array:
-    return np.asarray(x.astype(bool).any())
-
-
-@portable("aten.any.dim")
-def any_along(x: Array, dim: int, keepdim: bool = False) -> Array:
-    return np.asarray(x.astype(bool).any(axis=axes([dim], x.ndim), keepdims=keepdim))
-
-
-@portable("aten.any.dims")
-def any_along_several(x: Array, dim: Dims = None, keepdim: bool = False) -> Array:
-    reduced = () if dim is not None and not dim else axes(dim, x.ndim)  # no dimensions: nothing is reduced
-    return np.asarray(x.astype(bool).any(axis=reduced, keepdims=keepdim))
-
-
-@portable("aten.all.default")
-def all_at_all(x: Array) -> Array:
-    return np.asarray(x.astype(bool).all())
-
-
-@portable("aten.all.dim")
-def all_along(x: Array, dim: int, keepdim: bool = False) -> Array:
-    return np.asarray(x.astype(bool).all(axis=axes([dim], x.ndim), keepdims=keepdim))
+_logical("any", np.any)
+_logical("all", np.all)
 
 
 @portable("aten.linalg_vector_norm.default")
@@ -209,7 +164,7 @@ def vector_norm(x: Array, ord: Number = 2, dim: Dims = None, keepdim: bool = Fal
 
 
 def p_norm(size: Array, p: Number, reduced: tuple[int, ...], keepdim: bool = False) -> Array:
-    """The p-norm of absolute values, for every p from 0 (counting) to infinity."""
+    """Return the p-norm of absolute values, for every p from 0 (counting) to infinity."""
     if p == 0:
         return (size != 0).sum(axis=reduced, keepdims=keepdim, dtype=FLOAT64)
     if p == np.inf:

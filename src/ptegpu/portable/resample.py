@@ -15,16 +15,16 @@ from .registry import Array, portable
 def _target(
     x: Array, output_size: Sequence[int] | None, factors: Sequence[float] | None
 ) -> tuple[list[int], list[float | None]]:
-    """Height and width to make, and the factors they come from, if they do."""
+    """Return the height and width of the output, and the factors that determine them, if any."""
     if output_size is not None and len(output_size):
         return list(output_size), [None, None]
     if factors is None:
-        raise ShapeError("neither an output size nor scale factors are given")
+        raise ShapeError("an upsampling needs an output size or scale factors")
     return [math.floor(n * f) for n, f in zip(x.shape[2:], factors)], list(factors)
 
 
 def _scale(size: int, count: int, factor: float | None, align_corners: bool) -> float:
-    """Input elements per output element."""
+    """Return the number of input elements per output element."""
     if align_corners:
         return (size - 1) / (count - 1) if count > 1 else 0.0
     return 1 / factor if factor else size / count
@@ -44,7 +44,7 @@ def upsample_nearest2d(x: Array, output_size: Sequence[int] | None, scale_factor
 def upsample_bilinear2d(
     x: Array, output_size: Sequence[int] | None, align_corners: bool, scale_factors: Sequence[float] | None
 ) -> Array:
-    """Rows and columns of uint8 are rounded one after the other.
+    """Interpolate rows, then columns; uint8 is rounded after each.
 
     Unlike PyTorch, which weighs uint8 in fixed point, the weights are exact: a pixel of uint8 may differ by one.
     """
@@ -57,7 +57,7 @@ def upsample_bilinear2d(
 
 
 def _bilinear(size: int, count: int, factor: float | None, align_corners: bool) -> Array:
-    """(count, size): each row weighs two neighbours."""
+    """Return a matrix (count, size) whose rows weigh two neighbours."""
     scale = _scale(size, count, factor, align_corners)
     place = np.arange(count)
     source = place * scale if align_corners else np.maximum((place + 0.5) * scale - 0.5, 0)
@@ -82,7 +82,7 @@ def upsample_bilinear2d_aa(
 
 
 def _triangles(size: int, count: int, factor: float | None, align_corners: bool) -> Array:
-    """(count, size): each row is a triangle as wide as the output is coarse, of sum 1."""
+    """Return a matrix (count, size) whose rows are triangles of sum 1, as wide as the output is coarse."""
     scale = _scale(size, count, factor, align_corners)
     support = max(scale, 1.0)
     center = scale * (np.arange(count)[:, None] + 0.5)
@@ -95,24 +95,26 @@ def _triangles(size: int, count: int, factor: float | None, align_corners: bool)
 
 @portable("aten.grid_sampler_2d.default", sizes=lambda x, grid, *_: [*x.shape[:2], *grid.shape[1:3]])
 def grid_sampler_2d(x: Array, grid: Array, interpolation_mode: int, padding_mode: int, align_corners: bool) -> Array:
-    """Modes: bilinear 0, nearest 1, bicubic 2; zeros 0, border 1, reflection 2. grid is (N, H', W', (x, y))."""
+    """Sample pixels at grid (N, H', W', (x, y)).
+
+    Interpolations are bilinear 0, nearest 1 and bicubic 2; paddings are zeros 0, border 1 and reflection 2.
+    """
     width, height = x.shape[3], x.shape[2]
     points = grid.astype(float_type(grid.dtype)).astype(FLOAT64)
     column, row = (_unnormalised(points[..., k], n, align_corners) for k, n in enumerate((width, height)))
 
-    def settled(place: Array, size: int) -> Array:
-        return _settled(place, size, padding_mode, align_corners)
+    def padded(place: Array, size: int) -> Array:
+        return _padded(place, size, padding_mode, align_corners)
 
     if interpolation_mode == 2:
         top, left = np.floor(row), np.floor(column)
         total = np.zeros(())
         for down, wy in zip(range(-1, 3), _cubic(row - top)):
             for right, wx in zip(range(-1, 3), _cubic(column - left)):
-                total = (
-                    total + _pixels(x, settled(top + down, height), settled(left + right, width)) * (wy * wx)[:, None]
-                )
+                pixels = _pixels(x, padded(top + down, height), padded(left + right, width))
+                total = total + pixels * (wy * wx)[:, None]
         return total
-    row, column = settled(row, height), settled(column, width)
+    row, column = padded(row, height), padded(column, width)
     if interpolation_mode == 1:
         return _pixels(x, np.rint(row), np.rint(column))
     top, left = np.floor(row), np.floor(column)
@@ -126,12 +128,12 @@ def grid_sampler_2d(x: Array, grid: Array, interpolation_mode: int, padding_mode
 
 
 def _unnormalised(place: Array, size: int, align_corners: bool) -> Array:
-    """From [-1, 1] to pixels."""
+    """Convert coordinates in [-1, 1] to pixels."""
     return (place + 1) / 2 * (size - 1) if align_corners else ((place + 1) * size - 1) / 2
 
 
-def _settled(place: Array, size: int, padding_mode: int, align_corners: bool) -> Array:
-    """Where a place outside the image is taken to be."""
+def _padded(place: Array, size: int, padding_mode: int, align_corners: bool) -> Array:
+    """Return coordinates with those outside the image moved inside, unless the padding is zeros."""
     if padding_mode == 0:
         return place
     if padding_mode == 2:
@@ -144,16 +146,16 @@ def _settled(place: Array, size: int, padding_mode: int, align_corners: bool) ->
 
 
 def _pixels(x: Array, row: Array, column: Array) -> Array:
-    """Pixels (N, C, H', W') at whole places (N, H', W'); zero outside."""
+    """Return pixels (N, C, H', W') at integral coordinates (N, H', W'); zero outside."""
     n, _, height, width = x.shape
     inside = (row >= 0) & (row < height) & (column >= 0) & (column < width)
     r, c = (np.where(inside, v, 0).astype(np.intp) for v in (row, column))
-    found = x[np.arange(n)[:, None, None], :, r, c]  # (N, H', W', C)
-    return np.moveaxis(found * inside[..., None], 3, 1)
+    pixels = x[np.arange(n)[:, None, None], :, r, c]  # (N, H', W', C)
+    return np.moveaxis(pixels * inside[..., None], 3, 1)
 
 
 def _cubic(t: Array) -> tuple[Array, Array, Array, Array]:
-    """Weights of the four neighbours at distance 1 + t, t, 1 - t, 2 - t, for a = -0.75."""
+    """Return the weights of the four neighbours at distance 1 + t, t, 1 - t, 2 - t, for a = -0.75."""
     a = -0.75
 
     def near(d: Array) -> Array:

@@ -1,4 +1,4 @@
-"""Sorting, what follows from it, and search in sorted sequences. A NaN is larger than any number."""
+"""Sorting, top k, medians, and binary search in sorted sequences. A NaN is larger than any number."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .registry import Array, Number, portable
 
 @portable("aten.sort.stable")
 def sort_stable(x: Array, stable: bool | None, dim: int = -1, descending: bool = False) -> tuple[Array, Array]:
-    """Sorted elements and where they were; a NaN is larger than any number, equal elements keep their order."""
+    """Return sorted elements and their positions; equal elements keep their order."""
     row, along = at_least_1d(x), axis(dim, x.ndim)
     if descending:
         order = row.shape[along] - 1 - np.flip(np.argsort(np.flip(row, along), along, kind="stable"), along)
@@ -47,16 +47,16 @@ def kthvalue(x: Array, k: int, dim: int = -1, keepdim: bool = False) -> tuple[Ar
 
 
 def _along(x: Array, place: Array, along: int, keepdim: bool) -> tuple[Array, Array]:
-    """What is at one place of each line, and the place."""
-    found = np.take_along_axis(at_least_1d(x), place, along)
+    """Return the elements at one position per line, and the positions."""
+    values = np.take_along_axis(at_least_1d(x), place, along)
     if x.ndim == 0 or not keepdim:
-        return found.squeeze(along), place.squeeze(along)
-    return found, place
+        return values.squeeze(along), place.squeeze(along)
+    return values, place
 
 
 @portable("aten.median.dim")
 def median_along(x: Array, dim: int, keepdim: bool = False) -> tuple[Array, Array]:
-    """The lower of two in the middle; the first NaN, if there is one."""
+    """Return the lower of two elements in the middle, or the first NaN if there is one, and its position."""
     row, along = at_least_1d(x), axis(dim, x.ndim)
     if not row.shape[along]:
         raise ExecutionError(f"dimension {dim} of sizes {list(x.shape)} is empty and has no median")
@@ -80,7 +80,7 @@ def searchsorted(
     side: str | None = None,
     sorter: Array | None = None,
 ) -> Array:
-    """Each row of values in its own sequence, or all in one."""
+    """Search for each row of values in its own sequence, or for all in one."""
     common = result_type(sequence, values)
     sequence, sought = to(sequence, common), to(values, common)
     if sorter is not None:
@@ -88,10 +88,10 @@ def searchsorted(
     where = side or ("right" if right else "left")
     if sequence.ndim == 1:
         return np.asarray(np.searchsorted(sequence, sought, where))  # type: ignore[call-overload]
-    found = np.zeros(sought.shape, np.int64)
-    for place in np.ndindex(sequence.shape[:-1]):
-        found[place] = np.searchsorted(sequence[place], sought[place], where)  # type: ignore[call-overload]
-    return found
+    positions = np.zeros(sought.shape, np.int64)
+    for row in np.ndindex(sequence.shape[:-1]):
+        positions[row] = np.searchsorted(sequence[row], sought[row], where)  # type: ignore[call-overload]
+    return positions
 
 
 @portable("aten.bucketize.Tensor", "aten.bucketize.Scalar", sizes=lambda values, *_: np.shape(values))
