@@ -18,7 +18,7 @@ import numpy as np
 import ptegpu
 from ptegpu.dtypes import DType
 from ptegpu.gpu import Counters, Session, SharedConstants
-from ptegpu.gpu.combined import Combined
+from ptegpu.gpu.loaded import Combined
 from ptegpu.models.text import LanguageModel
 from ptegpu.models.text.batch import BatchEngine
 from ptegpu.plan.method import CompiledMethod, Run, Var

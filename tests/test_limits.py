@@ -25,7 +25,7 @@ from ptegpu.format.source import open_source, steady
 from ptegpu.limits import Budget, Limits
 from ptegpu.plan.method import Call, Var
 from ptegpu.plan.target import Target
-from ptegpu.runtime import detach
+from ptegpu.runtime import arrays
 from ptegpu.runtime.method import MethodRunner
 from tests.methods import method_of
 
@@ -232,7 +232,7 @@ def arguments(method: ptegpu.Method) -> list[Any]:
 def test_a_file_that_changes_after_load_changes_nothing(
     name: str, kind: str, change: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(detach, "SMALL", 0)
+    monkeypatch.setattr(arrays, "SMALL", 0)
     monkeypatch.setattr(source, "SMALL", 0)
     files = [
         Path(shutil.copy(f, tmp_path)) for f in sorted(DATA.glob(f"{name}*.pt?"), key=lambda f: f.suffix == ".ptd")

@@ -46,8 +46,7 @@ if TYPE_CHECKING:
     from .plan.bundle import Bundle
     from .runtime.executorch import Runtime, Verification
     from .runtime.metadata import MethodMeta, TensorInfo
-    from .runtime.options import LoadOptions
-    from .runtime.program import Method, Program, load
+    from .runtime.program import LoadOptions, Method, Program, load
     from .runtime.signature import Spec
 
 __version__ = "0.1.0"
@@ -57,7 +56,7 @@ _LAZY = {
     "compile": ".models.compiling",
     "compile_module": ".module",
     "load": ".runtime.program",
-    "LoadOptions": ".runtime.options",
+    "LoadOptions": ".runtime.program",
     "Method": ".runtime.program",
     "MethodMeta": ".runtime.metadata",
     "open": ".models.door",

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from ptegpu.errors import NoAdapter
-from ptegpu.gpu import AdapterInfo, adapters, choose, loader, probe, vulkan
+from ptegpu.gpu import AdapterInfo, adapters, choose, discovery, vulkan
 
 
 def info(index: int, name: str, kind: str) -> AdapterInfo:
@@ -69,7 +69,7 @@ def test_no_match_lists_what_there_is(device, message):
 
 
 def test_nothing_at_all_is_diagnosed(monkeypatch):
-    monkeypatch.setattr(loader, "diagnosis", lambda: "install it")
+    monkeypatch.setattr(vulkan, "diagnosis", lambda: "install it")
     with pytest.raises(NoAdapter, match="install it"):
         choose((), "auto")
 
@@ -107,10 +107,10 @@ def test_of_two_equal_gpus_each_has_its_own_memory(monkeypatch):
     fake = FakeVulkan(*names)
     monkeypatch.setattr(vulkan, "_loader", lambda: fake)
     monkeypatch.setattr(vulkan, "_gpus", lambda: [c_void_p(n + 1) for n in range(len(names))])
-    monkeypatch.setattr(sys.modules["ptegpu.gpu.adapters"], "native_adapters", lambda engine: native)
+    monkeypatch.setattr(discovery, "native_adapters", lambda engine: native)
     vulkan._gpu.cache_clear()
     try:
-        found = [probe.available_bytes(info) for info in adapters()]
+        found = [discovery.available_bytes(info) for info in adapters()]
     finally:
         vulkan._gpu.cache_clear()
     assert [n << 30 for n in (1, 2, 3, 4, 5)] + [None] * 5 == found
@@ -122,10 +122,10 @@ def test_each_system_opens_the_backends_it_has(monkeypatch):
     from ptegpu.gpu import wgpu_native
 
     opened: list[list[str]] = []
-    monkeypatch.setattr(loader, "configure", lambda: None)
+    monkeypatch.setattr(vulkan, "configure", lambda: None)
     monkeypatch.setattr(wgpu_native, "set_instance_extras", lambda backends: opened.append(backends))
     for system in ("linux", "darwin", "win32"):
         monkeypatch.setattr(sys, "platform", system)
-        sys.modules["ptegpu.gpu.adapters"].native_adapters.__wrapped__("wgpu")
+        discovery.native_adapters.__wrapped__("wgpu")
     assert [["Vulkan"], ["Metal"], ["Vulkan", "DX12"]] == opened
     assert all(f"InstanceBackend.{name}" in extras.native_flags for names in opened for name in names)

@@ -11,9 +11,8 @@ from tests.gpu import plans
 from ptegpu.errors import DeviceError, DeviceLost, KernelError, LimitExceeded, NoAdapter, OutOfMemory
 from ptegpu.gpu import Session, open_device
 from ptegpu.gpu.buffers import BufferPool, GpuBuffer
-from ptegpu.gpu.faults import Report
-from ptegpu.gpu.probe import host_available_bytes
-from ptegpu.gpu.submit import submit
+from ptegpu.gpu.discovery import host_available_bytes
+from ptegpu.gpu.native import Report
 from ptegpu.gpu.wgpu_native import WgpuNative
 from ptegpu.plan.plan import Kernel
 from ptegpu.plan.target import CLASSES, Target
@@ -117,7 +116,7 @@ def test_errors_of_recording_are_raised_when_it_is_submitted(device):
     with device.api.record() as recorder:
         recorder.copy(large.handle, 0, small.handle, 0, 64)
         with pytest.raises(DeviceError) as caught:
-            submit(device, recorder, [small, large])
+            device.submit(recorder, [small, large])
     said = {
         "wgpu": "overrunning the bounds of the Destination buffer of size 16",
         "dawn": 'Copy range (offset: 0, size: 64) does not fit in [Buffer "small"] size (16)',

@@ -493,7 +493,7 @@ def test_a_large_upload_that_fails_counts_nothing_as_written(session, monkeypatc
     add = session.prepare(plans.add())
     session.run(add, [X, X])
     assert [add] == list(session._guard.params)
-    monkeypatch.setattr("ptegpu.gpu.session.LARGEST", 0)
+    monkeypatch.setattr("ptegpu.gpu.session.MAX_UPLOAD", 0)
     with monkeypatch.context() as patch:
         patch.setattr(session.device, "write", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
@@ -527,7 +527,7 @@ def test_inputs_are_the_callers_again_once_a_run_has_started(session):
 
 @pytest.mark.parametrize("largest", [8, 1 << 20])
 def test_arrays_that_are_written_in_pieces(session, monkeypatch, largest):
-    monkeypatch.setattr("ptegpu.gpu.session.LARGEST", largest)
+    monkeypatch.setattr("ptegpu.gpu.session.MAX_UPLOAD", largest)
     add = session.prepare(plans.add())
     held = session.start(add, [X, X[::-1]], hold=True)
     np.testing.assert_array_equal(X + ONES, session.run(add, [X, ONES])[0])
@@ -535,9 +535,9 @@ def test_arrays_that_are_written_in_pieces(session, monkeypatch, largest):
 
 
 def test_arrays_that_several_threads_copy(session, monkeypatch):
-    monkeypatch.setattr("ptegpu.gpu.uploads._FEW", 0)
-    monkeypatch.setattr("ptegpu.gpu.uploads._BY_THREADS", 1)
-    monkeypatch.setattr("ptegpu.gpu.uploads._THREADS", 3)
+    monkeypatch.setattr("ptegpu.gpu.buffers._SMALL", 0)
+    monkeypatch.setattr("ptegpu.gpu.buffers._BY_THREADS", 1)
+    monkeypatch.setattr("ptegpu.gpu.buffers._THREADS", 3)
     add = session.prepare(plans.add())
     for n in range(5):
         np.testing.assert_array_equal(X * n + X[::-1], session.run(add, [X * n, X[::-1]])[0])

@@ -10,7 +10,7 @@ import pytest
 from ptegpu.dtypes import DType
 from ptegpu.errors import InvalidInput
 from ptegpu.plan.method import Var
-from ptegpu.runtime.arrays import Kind, as_array
+from ptegpu.runtime.arrays import ArrayKind, as_array
 
 MASKED = np.ma.masked_array(np.float32([1, 2]), [True, False])
 
@@ -37,15 +37,15 @@ def test_an_array_of_bfloat16_is_its_bits() -> None:
     var = Var("x", DType.BF16, (2,))
     found = as_array(bits.view(Foreign), var, "input 0")
     assert type(found) is np.ndarray and found.tolist() == bits.tolist()
-    assert Kind.of([bits.view(Foreign)]).bfloat16 is not None
-    assert Kind.of([bits]) == Kind(False, None)
+    assert ArrayKind.of([bits.view(Foreign)]).bfloat16 is not None
+    assert ArrayKind.of([bits]) == ArrayKind(False, None)
 
 
 def test_results_are_of_the_dtype_that_came_in() -> None:
     bits = np.array([0x3F80, 0x4000], np.uint16)
-    assert Kind(False, np.dtype("V2")).result(bits, DType.BF16).dtype == np.dtype("V2")
-    assert Kind(False, np.dtype("V2")).result(bits, DType.U16) is bits
-    assert Kind(False, None).result(bits, DType.BF16) is bits
+    assert ArrayKind(False, np.dtype("V2")).result(bits, DType.BF16).dtype == np.dtype("V2")
+    assert ArrayKind(False, np.dtype("V2")).result(bits, DType.U16) is bits
+    assert ArrayKind(False, None).result(bits, DType.BF16) is bits
 
 
 class Raises:

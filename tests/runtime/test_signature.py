@@ -23,7 +23,7 @@ from ptegpu.compiler.append import Tail
 from ptegpu.dtypes import DType
 from ptegpu.format import pte
 from ptegpu.runtime.method import MethodRunner
-from ptegpu.runtime.tree import MAX_DEPTH, Tree, read_tree
+from ptegpu.runtime.signature import MAX_DEPTH, Tree, read_tree
 
 X = np.arange(6, dtype=np.float32).reshape(2, 3)
 

@@ -76,7 +76,7 @@ def examine(device: str, engine: Engine = "auto", measure: bool = False) -> dict
         "healthy": False,
     }
     from .. import gpu
-    from ..gpu import loader
+    from ..gpu import vulkan
     from .selfcheck import run_checks
 
     before = dict(os.environ)
@@ -96,8 +96,8 @@ def examine(device: str, engine: Engine = "auto", measure: bool = False) -> dict
                 }
             )
         if sys.platform == "linux":
-            there = loader.load_loader()
-            drivers = [str(file) for file in loader.icd_files()]
+            there = vulkan.load_loader()
+            drivers = [str(file) for file in vulkan.icd_files()]
             report["vulkan"] = {"loader": _loaded("libvulkan.so") if there else None, "drivers": drivers}
             report["problems"] += nvidia_hints({info.vendor for info in infos}, there)
         report["variables"] = {
