@@ -77,12 +77,12 @@ def test_what_is_no_limit(text: str) -> None:
     with pytest.raises(InvalidInput) as error:
         Limits.parse([text])
     names = "memory, folded, nodes, items, plans, pipelines, instructions, seconds"
-    assert f"'{text}' is no limit: give NAME=NUMBER, such as memory=2G; names are {names}" == str(error.value)
+    assert f"invalid limit '{text}': expected NAME=NUMBER, such as memory=2G; names are {names}" == str(error.value)
 
 
 @pytest.mark.parametrize(("name", "value"), [("nodes", -1), ("nodes", 1.5), ("memory", None), ("seconds", "1")])
 def test_limits_are_numbers(name: str, value: Any) -> None:
-    with pytest.raises(InvalidInput, match=f"the limit {name} is a number that is not negative, not {value!r}"):
+    with pytest.raises(InvalidInput, match=f"invalid limit {name}: expected a number .*, not {value!r}"):
         Limits(**{name: value})
     with pytest.raises(InvalidInput, match=r"limits are ptegpu.Limits\(…\), not dict"):
         ptegpu.load(DATA / "mlp.pte", limits={"nodes": 1})  # type: ignore[arg-type]

@@ -4,12 +4,12 @@
 
     program = ptegpu.load("model.pte")
     y = program(x)                           # NumPy in, NumPy out; torch in, torch out
-    program.method("forward").inputs         # names, dtypes and bounds of what it takes
-    ptegpu.open("vit.pte")("cat.png")        # what the program is for: see `ptegpu export`
-    ptegpu.compile("model.pte").save("model.bundle")  # without a GPU; load takes bundles, too
+    program.method("forward").inputs         # names, dtypes and bounds of its inputs
+    ptegpu.open("vit.pte")("cat.png")        # a model of the right kind: see `ptegpu export`
+    ptegpu.compile("model.pte").save("model.bundle")  # needs no GPU; `load` also accepts bundles
     gpu = ptegpu.compile_module(module, (x,))         # an nn.Module without a file; or torch.compile
 
-`ptegpu.export` makes such files (extra `export`), `ptegpu.models.text` runs language models (extra `llm`), and the
+`ptegpu.export` writes such files (extra `export`), `ptegpu.models.text` runs language models (extra `llm`), and the
 command `ptegpu --help` does both from a shell.
 """
 

@@ -103,7 +103,7 @@ class Signature:
             if name not in self._named:
                 raise InvalidInput(f"{self.method} has no input called {name!r}: {self._by_name()}")
             if name in by_name:
-                raise InvalidInput(f"{self.method} got {name} twice, by position and by name")
+                raise InvalidInput(f"{self.method} is given {name} twice, by position and by name")
             by_name[name] = value
         leaves: list[Any] = []
         for name, tree in slots:
