@@ -15,7 +15,7 @@ command `ptegpu --help` does both from a shell.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from .errors import (
     Closed,
@@ -36,6 +36,7 @@ from .errors import (
     SubmitError,
     UnsupportedProgram,
 )
+from .lazy import lazy
 from .limits import Limits
 
 if TYPE_CHECKING:
@@ -106,14 +107,8 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    """What needs a GPU library is imported when it is first used, so that `ptegpu.format` works without one."""
-    if name in _LAZY:
-        from importlib import import_module
-
-        return getattr(import_module(_LAZY[name], __name__), name)
-    raise AttributeError(f"module 'ptegpu' has no attribute {name!r}")
+__getattr__ = lazy(__name__, _LAZY)  # so that `ptegpu.format` works without a GPU library
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__} - {"Any", "TYPE_CHECKING", "annotations"})
+    return sorted({*globals(), *__all__} - {"TYPE_CHECKING", "annotations", "lazy"})

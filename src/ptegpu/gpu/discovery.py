@@ -13,7 +13,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from functools import cache
 from hashlib import sha256
 from importlib.util import find_spec
@@ -129,9 +129,23 @@ def adapters(engine: EngineName = "wgpu") -> list[AdapterInfo]:
 def _infos(engine: EngineName) -> list[AdapterInfo]:
     api, infos = library(engine), list[AdapterInfo]()
     for index, adapter in enumerate(native_adapters(engine)):
-        info = _info(index, adapter, engine, api.matrices(adapter))
-        twins = sum((other.name, other.backend) == (info.name, info.backend) for other in infos)
-        infos.append(replace(info, twin=twins))
+        info = adapter.info
+        name, backend = info["device"], info["backend_type"]
+        infos.append(
+            AdapterInfo(
+                index=index,
+                name=name,
+                backend=backend,
+                type=_KINDS.get(info["adapter_type"], "integrated"),
+                vendor=_VENDORS.get(info["vendor_id"], info["vendor"]),
+                driver=info["description"],
+                features=frozenset("subgroups" if f == "subgroup" else f for f in adapter.features),
+                limits=dict(adapter.limits),
+                twin=sum((other.name, other.backend) == (name, backend) for other in infos),
+                engine=engine,
+                matrices=api.matrices(adapter),
+            )
+        )
     return infos
 
 
@@ -183,22 +197,6 @@ def _device_option(device: int | str) -> int | str:
     if device == "auto":
         device = os.environ.get("PTEGPU_DEVICE") or "auto"
     return int(device) if isinstance(device, str) and device.isdecimal() else device
-
-
-def _info(index: int, adapter: Any, engine: EngineName, matrices: tuple[str, ...]) -> AdapterInfo:
-    info = adapter.info
-    return AdapterInfo(
-        index=index,
-        name=info["device"],
-        backend=info["backend_type"],
-        type=_KINDS.get(info["adapter_type"], "integrated"),
-        vendor=_VENDORS.get(info["vendor_id"], info["vendor"]),
-        driver=info["description"],
-        features=frozenset("subgroups" if name == "subgroup" else name for name in adapter.features),
-        limits=dict(adapter.limits),
-        engine=engine,
-        matrices=matrices,
-    )
 
 
 def class_of(info: AdapterInfo) -> DeviceClass:

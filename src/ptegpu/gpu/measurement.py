@@ -17,6 +17,25 @@ ROUNDS = 3
 _DISPATCHES = 64
 _MEMORY_SHARE = 8  # each of two buffers may take 1/8 of the free memory
 _SHORTEST = 1e-9  # seconds: a coarse clock may show none
+_CHAINS = 8  # independent vec4 sums of each invocation, so that no instruction waits for another
+_LINKS = 8  # fma of each chain in one turn of the loop
+
+
+class LoadSizes(NamedTuple):
+    """The amount of work of each load, which takes milliseconds."""
+
+    seconds: float  # of load until a GPU leaves its idle clocks
+    copied: int  # bytes; more than any cache holds
+    groups: int
+    turns: int
+    turns_single: int  # of a single workgroup
+
+
+SIZES: dict[Kind, LoadSizes] = {
+    "discrete": LoadSizes(0.2, 256 << 20, 4096, 128, 1024),
+    "integrated": LoadSizes(0.2, 256 << 20, 1024, 64, 512),
+    "software": LoadSizes(0.0, 8 << 20, 64, 64, 256),  # a CPU needs no load
+}
 
 
 def measure(device: Device, *, keep: bool = False) -> DeviceClass:
@@ -70,27 +89,6 @@ def _best(device: Device, plan: Plan) -> float:
     with Session(device) as session:
         loaded = session.prepare(plan)
         return max(_SHORTEST, min([pass_time(session, loaded, []) for _ in range(ROUNDS + 1)][1:]))
-
-
-_CHAINS = 8  # independent vec4 sums of each invocation, so that no instruction waits for another
-_LINKS = 8  # fma of each chain in one turn of the loop
-
-
-class LoadSizes(NamedTuple):
-    """The amount of work of each load, which takes milliseconds."""
-
-    seconds: float  # of load until a GPU leaves its idle clocks
-    copied: int  # bytes; more than any cache holds
-    groups: int
-    turns: int
-    turns_single: int  # of a single workgroup
-
-
-SIZES: dict[Kind, LoadSizes] = {
-    "discrete": LoadSizes(0.2, 256 << 20, 4096, 128, 1024),
-    "integrated": LoadSizes(0.2, 256 << 20, 1024, 64, 512),
-    "software": LoadSizes(0.0, 8 << 20, 64, 64, 256),  # a CPU needs no load
-}
 
 
 def warm(device: Device) -> None:

@@ -115,7 +115,7 @@ class Recorder:
         """Write the times of all queries into a buffer, 8 bytes each; `offset` is a multiple of 256."""
         # void wgpuCommandEncoderResolveQuerySet(WGPUCommandEncoder, WGPUQuerySet, uint32_t firstQuery,
         #     uint32_t queryCount, WGPUBuffer destination, uint64_t destinationOffset)
-        self._lib.wgpuCommandEncoderResolveQuerySet(self._encoder, queries.handle, 0, queries.count, target, offset)
+        self._lib.wgpuCommandEncoderResolveQuerySet(self._encoder, queries.handle, 0, queries.size, target, offset)
 
     @property
     def ended(self) -> bool:
@@ -128,10 +128,8 @@ class Recorder:
         return commands
 
 
-class QuerySet:
+class QuerySet(NamedTuple):
     """A set of timestamp queries."""
 
-    __slots__ = ("count", "handle")
-
-    def __init__(self, handle: Handle, count: int) -> None:
-        self.handle, self.count = handle, count
+    handle: Handle
+    size: int

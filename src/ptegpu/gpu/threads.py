@@ -123,12 +123,8 @@ class Pool:
     """Threads that share a queue of jobs."""
 
     def __init__(self, threads: int) -> None:
-        self._threads, self._started = threads, 0
+        self._threads, self.started = threads, 0
         self._jobs: SimpleQueue[ThreadJob[Any]] = SimpleQueue()
-
-    @property
-    def started(self) -> bool:
-        return self._started > 0
 
     def begin(self, work: Callable[[], R]) -> ThreadJob[R]:
         job = ThreadJob(work)
@@ -138,9 +134,9 @@ class Pool:
     def put(self, job: ThreadJob[Any]) -> None:
         if _state["forked"]:
             raise _forked()
-        if self._started < self._threads:
+        if self.started < self._threads:
             start_new_thread(self._serve, ())
-            self._started += 1  # if that is interrupted, there will be one thread more
+            self.started += 1  # if that is interrupted, there will be one thread more
         self._jobs.put(job)
 
     def do(self, work: Callable[[], R]) -> R:

@@ -68,7 +68,7 @@ class Timer:
         self._times = self.device.buffer("timestamps", self._queries * _QUERY_BYTES, "queries")
         for first in range(0, self._queries, MAX_QUERIES):
             queries = self.device.api.query_set(min(MAX_QUERIES, self._queries - first))
-            for query in range(0, queries.count, 2):
+            for query in range(0, queries.size, 2):
                 recorder.compute(passes[(first + query) // 2], (queries, query, query + 1))
             recorder.resolve(queries, self._times.handle, first * _QUERY_BYTES)
         return self._times

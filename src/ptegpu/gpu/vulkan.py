@@ -32,6 +32,11 @@ _LIBRARY_FOLDERS = (
     "/usr/local/lib",
     "/usr/local/nvidia/lib64",
 )
+_MAX_HEAPS, _MAX_TYPES = 16, 32
+_DEVICE_LOCAL = 1
+_APPLICATION, _INSTANCE = 0, 1  # VkStructureType
+_PROPERTIES, _MEMORY_PROPERTIES, _SUBGROUP_SIZES, _MEMORY_BUDGET = 1000059001, 1000059006, 1000225000, 1000237000
+_VULKAN_1_1 = 1 << 22 | 1 << 12
 
 
 def configure(environ: MutableMapping[str, str] = os.environ) -> None:
@@ -115,13 +120,6 @@ def _write_icd(driver: Path) -> Path:
     icd = {"library_path": str(driver), "api_version": "1.3.290"}
     file.write_text(json.dumps({"file_format_version": "1.0.0", "ICD": icd}))
     return file
-
-
-_MAX_HEAPS, _MAX_TYPES = 16, 32
-_DEVICE_LOCAL = 1
-_APPLICATION, _INSTANCE = 0, 1  # VkStructureType
-_PROPERTIES, _MEMORY_PROPERTIES, _SUBGROUP_SIZES, _MEMORY_BUDGET = 1000059001, 1000059006, 1000225000, 1000237000
-_VULKAN_1_1 = 1 << 22 | 1 << 12
 
 
 class _Chained(Structure):

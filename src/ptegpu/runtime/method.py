@@ -200,17 +200,14 @@ class MethodRunner:
             if isinstance(item, Run):
                 self._run_plan(env, position - 1, item)
             elif isinstance(item.instruction, Jump):
-                if not self._truth(env, item.instruction.condition):
+                condition = self._value(env, item.instruction.condition)
+                if not (np.all(condition) if isinstance(condition, np.ndarray) else condition):
                     position = item.instruction.target
             elif isinstance(item.instruction, Move):
                 env[item.instruction.target] = self._stored(env, item.instruction.source)
             else:
                 self._run_host(env, item, item.instruction)
             self._mark("ran", item)
-
-    def _truth(self, env: dict[Var, Any], condition: Operand) -> bool:
-        value = self._value(env, condition)
-        return bool(np.all(value)) if isinstance(value, np.ndarray) else bool(value)
 
     def _inputs(self, env: dict[Var, Any], run: Run) -> list[Any]:
         """Return the inputs of a plan, in the device's types."""

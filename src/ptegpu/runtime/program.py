@@ -215,7 +215,11 @@ class Program:
         methods = {name: MethodRunner(method, budget) for name, method in compiled.items()}
         self._methods = methods
         self._bound = {name: Method(self, method) for name, method in methods.items()}
-        self._lock: AbstractContextManager[Any] = _lock(compiled)
+        self._lock: AbstractContextManager[Any] = threading.RLock()
+        if _has_plans(compiled):
+            from ..gpu import Lock
+
+            self._lock = Lock()
         self._closed = False
         if budget.read:  # otherwise, the bundle's maker counted them
             buffers = (b for method in compiled.values() for plan in method.plans for b in plan.buffers)
@@ -385,14 +389,6 @@ class Method:
 
     def __repr__(self) -> str:
         return f"<ptegpu.Method {self._method.signature}>"
-
-
-def _lock(methods: Mapping[str, CompiledMethod]) -> AbstractContextManager[Any]:
-    if not _has_plans(methods):
-        return threading.RLock()
-    from ..gpu import Lock
-
-    return Lock()
 
 
 def _extender(planner: Any) -> Extend:
