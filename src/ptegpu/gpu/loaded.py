@@ -223,7 +223,6 @@ class LoadedPlan:
             raise InvalidInput(f"plan {self.plan.name}: a symbolic int does not fit 32 bits") from None
 
     def _compile(self, choices: Sequence[Choice]) -> None:
-        """Compile the kernels of these choices in one batch."""
         needed = dict.fromkeys(d.kernel for c in choices for d in c.dispatches)
         new = [k for k in needed if k not in self.pipelines]
         budget = current()
@@ -314,7 +313,6 @@ def kernels_at(plan: Plan, points: Points) -> list[int]:
 
 
 def _written(plan: Plan) -> set[int]:
-    """Return the buffers that a run may write."""
     dispatches = [d for f in plan.families for choices in f.steps for c in choices for d in c.dispatches]
     bound = {(b.buffer, a) for d in dispatches for b, a in zip(d.bindings, plan.kernels[d.kernel].access)}
     return {k for k, access in bound if access != "read"} | {c.target for c in plan.copies}

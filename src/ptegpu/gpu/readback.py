@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from time import perf_counter
 from typing import TYPE_CHECKING, NamedTuple
@@ -18,7 +19,7 @@ from .buffers import GpuBuffer
 if TYPE_CHECKING:
     from .checks import Argument
     from .device import Device
-    from .loaded import LoadedPlan, ResolvedRun
+    from .loaded import ResolvedRun
     from .recording import Recording
     from .session import Session
 
@@ -164,26 +165,22 @@ class StagingPool:
             self._device.release(self._free.pop())
 
 
+@dataclass(eq=False)
 class Pending:
     """A run that was started. `outputs` are on the device (ints are known already); `result` waits and reads.
 
     If `result` is interrupted, it can be called again.
     """
 
-    def __init__(
-        self,
-        session: Session,
-        loaded: LoadedPlan,
-        run: ResolvedRun,
-        recording: Recording,
-        layout: StagingLayout,
-        staging: Staging | None,  # None: there are no bytes to read
-        offset: int,
-    ) -> None:
-        self._session, self._buffers, self._run, self._recording = session, loaded.buffers, run, recording
-        self._layout, self._staging, self._offset = layout, staging, offset
-        self._generation = session.generation
-        self._result: list[Argument] | None = None
+    _session: Session
+    _buffers: Sequence[GpuBuffer]  # of the plan
+    _run: ResolvedRun
+    _recording: Recording
+    _layout: StagingLayout
+    _staging: Staging | None  # None: no bytes to read
+    _offset: int  # in the staging buffer
+    _generation: int
+    _result: list[Argument] | None = None
 
     @cached_property
     def outputs(self) -> list[DeviceTensor | int]:
@@ -234,7 +231,6 @@ class Pending:
 
 
 def _array(view: memoryview, offset: int, staged: StagedOutput) -> np.ndarray:
-    """Copy an output out of a view."""
     if not staged.nbytes:
         return np.empty(staged.shape, staged.dtype)
     mapped: np.ndarray = np.ndarray(staged.shape, staged.dtype, view, offset + staged.offset)

@@ -219,7 +219,6 @@ class Session:
     def _record(
         self, recording: Recording, loaded: LoadedPlan, run: ResolvedRun, read: tuple[int, ...] | None
     ) -> Pending:
-        """Record the pass and the copies after it."""
         buffers, layout, staging, offset = loaded.buffers, run.recorded.layout(read), None, 0
         recording.touch(buffers)
         if run.recorded.steps.groups:
@@ -236,4 +235,4 @@ class Session:
                 if output.nbytes:
                     source = buffers[output.buffer].handle
                     recording.copy(source, staging.buffer.handle, output.nbytes, offset + output.offset)
-        return Pending(self, loaded, run, recording, layout, staging, offset)
+        return Pending(self, buffers, run, recording, layout, staging, offset, self.generation)

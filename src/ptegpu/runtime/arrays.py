@@ -51,7 +51,6 @@ def fits(shape: tuple[int, ...], var: Var) -> bool:
 
 
 def _converted(value: Any, var: Var, label: str) -> np.ndarray:
-    """Convert a value to an array of the declared dtype."""
     dtype = var.dtype
     assert dtype is not None
     if isinstance(value, bool | int | float | list | tuple):

@@ -92,7 +92,7 @@ class Signature:
         if (
             not keywords
             and len(arguments) == len(self.inputs)
-            and (self._plain or not any(map(_is_container, arguments)))
+            and (self._plain or not any(isinstance(a, list | tuple | dict) for a in arguments))
         ):
             return list(arguments)
         slots = self._slots
@@ -166,10 +166,6 @@ class Signature:
             return f"its inputs by name are {', '.join(self._named)}"
         shown = ", ".join(map(str, self.inputs[:SHOWN])) + (", …" if len(self.inputs) > SHOWN else "")
         return f"the file has no names of inputs; pass them in order: {shown}" if shown else "it takes no inputs"
-
-
-def _is_container(value: Any) -> bool:
-    return isinstance(value, list | tuple | dict)
 
 
 def _fitting(text: str, count: int) -> Tree | None:
