@@ -49,7 +49,7 @@ class Patches(NamedTuple):
     float_numbers: list[int]
 
 
-class Combined(NamedTuple):
+class CombinedLaunches(NamedTuple):
     """The launches of one combination of a plan's choices, ready for all sizes that take it.
 
     A size is an index into the numbers of the plan at some sizes, followed by `constants`.
@@ -85,7 +85,7 @@ class Combined(NamedTuple):
         return images
 
 
-def combine(launches: list[Launch], order: Mapping[int, int], params: Sequence[int]) -> Combined:
+def combine(launches: list[Launch], order: Mapping[int, int], params: Sequence[int]) -> CombinedLaunches:
     """Combine launches; `order` has the index of each row among the numbers, `params` the parameter buffers."""
     constants: dict[int, int] = {}
 
@@ -106,7 +106,7 @@ def combine(launches: list[Launch], order: Mapping[int, int], params: Sequence[i
             pairs = [(word, number) for word, (number, is_real) in sources.items() if is_real == real]
             arrays += [np.array([word for word, _ in pairs], np.int64), [number for _, number in pairs]]
         patches.append(Patches(image, *arrays))
-    return Combined(tuple(constants), indices, patches)
+    return CombinedLaunches(tuple(constants), indices, patches)
 
 
 class Unplanned(LookupError):
@@ -152,18 +152,18 @@ class LoadedPlan:
         """Drop pipelines and bind groups until a run needs them again."""
         self.pipelines: dict[int, ComputePipeline] = {}
         self.groups: dict[tuple[object, ...], Handle] = {}
-        self.combined: dict[tuple[int, tuple[int, ...]], Combined] = {}
+        self.combined: dict[tuple[int, tuple[int, ...]], CombinedLaunches] = {}
         self.recorded: RecordedSteps | None = None  # of the last run
-        self.done: set[tuple[int, tuple[Binding, ...]]] = set()  # dispatches that run only once and did
+        self.done_once: set[tuple[int, tuple[Binding, ...]]] = set()  # dispatches that run only once, and ran
 
     def use(self, plan: Plan, buffers: list[GpuBuffer]) -> None:
         """Set the plan, or the same plan with more families and choices."""
         self.plan, self.buffers, self.resolver = plan, buffers, Resolver(plan)
-        self.takes: list[tuple[Input, np.dtype | None, GpuBuffer | None]] = [  # dtypes of arrays that need no check
+        self.inputs: list[tuple[Input, np.dtype | None, GpuBuffer | None]] = [  # dtypes of arrays that need no check
             (i, i.dtype and i.dtype.numpy, None if i.buffer is None else buffers[i.buffer]) for i in plan.inputs
         ]
-        self.own = {id(buffer) for _, _, buffer in self.takes if buffer is not None}
-        self.writes = {id(buffers[k]) for k in _written(plan)} & self.own
+        self.input_ids = {id(buffer) for _, _, buffer in self.inputs if buffer is not None}
+        self.written_ids = {id(buffers[k]) for k in _written(plan)} & self.input_ids
         self.copies = [(buffers[c.source].handle, buffers[c.target].handle, c.nbytes) for c in plan.copies]
         self.syms = next((buffers[k] for k, b in enumerate(plan.buffers) if b.role == "syms"), None)
         self.params = [k for k, b in enumerate(plan.buffers) if b.role == "params"]
@@ -195,17 +195,17 @@ class LoadedPlan:
 
     def accept(self, inputs: Sequence[Argument]) -> list[Argument]:
         """Return the inputs after checking them; tensors that cannot be copied on this device become arrays."""
-        if len(inputs) != len(self.takes):
-            raise InvalidInput(f"plan {self.plan.name} takes {len(self.takes)} inputs, {len(inputs)} given")
+        if len(inputs) != len(self.inputs):
+            raise InvalidInput(f"plan {self.plan.name} takes {len(self.inputs)} inputs, {len(inputs)} given")
         accepted = list(inputs)
         for number, value in enumerate(inputs):
-            declared, dtype, buffer = self.takes[number]
+            declared, dtype, buffer = self.inputs[number]
             if type(value) is np.ndarray and value.dtype is dtype and value.shape == declared.shape:
                 continue
             check_fits(number, declared, value)
             if isinstance(value, DeviceTensor):
                 value.check_fresh()
-                overwritten = id(value.buffer) in self.own and value.buffer is not buffer
+                overwritten = id(value.buffer) in self.input_ids and value.buffer is not buffer
                 if value.session.device is not self.device or overwritten:
                     accepted[number] = value.numpy()
                 elif value.session is not self.session:
@@ -269,7 +269,7 @@ class LoadedPlan:
             outputs.append(o)
         return RecordedSteps(key, at, steps, tuple(outputs), combined.images(plan, at))
 
-    def _combine(self, at: At, shapes: Shapes) -> Combined:
+    def _combine(self, at: At, shapes: Shapes) -> CombinedLaunches:
         """Compile and bind a combination of choices when it is first taken."""
         choices = chosen(self.plan, at)
         refusal = next((c.refusal for c in choices if c.refusal), "")
@@ -285,7 +285,7 @@ class LoadedPlan:
     def _run_once(self, launches: Sequence[Launch]) -> None:
         """Run the launches that run only once, unless they did already. They run after everything recorded so far."""
         new = {(x.dispatch.kernel, x.dispatch.bindings): x for x in launches}
-        new = {key: x for key, x in new.items() if key not in self.done}
+        new = {key: x for key, x in new.items() if key not in self.done_once}
         if not new:
             return
         assert self.session is not None
@@ -296,7 +296,7 @@ class LoadedPlan:
         recording.touch(self.buffers)
         recording.compute(steps, None)
         recording.submit()
-        self.done.update(new)
+        self.done_once.update(new)
 
 
 def kernels_at(plan: Plan, points: Points) -> list[int]:

@@ -197,7 +197,7 @@ class Session:
         if loaded.syms is not None and words is not None and words != guard.syms:
             uploads.append((loaded.syms, np.frombuffer(words, np.uint8)))
             guard.syms = words
-        for value, (_, _, target) in zip(arguments, loaded.takes, strict=True):
+        for value, (_, _, target) in zip(arguments, loaded.inputs, strict=True):
             if target is None or isinstance(value, int):
                 continue
             if isinstance(value, DeviceTensor):
@@ -211,7 +211,7 @@ class Session:
                 uploads.append((target, value))
             else:
                 recording = guard.write(target, value)
-        for written in loaded.writes & guard.copies.keys():
+        for written in loaded.written_ids & guard.copies.keys():
             del guard.copies[written]
         recording.upload(uploads)
         return recording

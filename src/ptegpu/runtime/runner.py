@@ -23,9 +23,8 @@ from ..plan.numbers import program
 from ..plan.plan import VALUES, Bound, Expr, Number, Plan, plain
 from ..progress import Progress, silent
 
-Extend: TypeAlias = Callable[
-    [Sequence[Any], Callable[[int, int], int]], Plan
-]  # from shapes and elements to a plan for them
+# From shapes and elements to a plan for them.
+Extend: TypeAlias = Callable[[Sequence[Any], Callable[[int, int], int]], Plan]
 
 
 class PlanRunner:
