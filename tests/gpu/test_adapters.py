@@ -1,4 +1,4 @@
-"""Which adapter is meant, on made-up lists; and that this machine has one."""
+"""The choice of an adapter, from made-up lists and on this machine."""
 
 from __future__ import annotations
 
@@ -75,9 +75,9 @@ def test_nothing_at_all_is_diagnosed(monkeypatch):
 
 
 def test_this_machine_has_an_adapter():
-    found = adapters()
-    assert list(range(len(found))) == [adapter.index for adapter in found]
-    chosen = choose(found)
+    infos = adapters()
+    assert list(range(len(infos))) == [adapter.index for adapter in infos]
+    chosen = choose(infos)
     assert chosen.name
     assert chosen.limits["max-compute-invocations-per-workgroup"] >= 256
 
@@ -91,16 +91,16 @@ class FakeVulkan:
     def vkGetPhysicalDeviceProperties2(self, gpu, properties):
         properties._obj.name = self.names[gpu.value - 1].encode()
 
-    def vkGetPhysicalDeviceMemoryProperties2(self, gpu, asked):
-        asked._obj.heaps, asked._obj.heap[0].flags = 1, 1
-        vulkan._Budget.from_address(asked._obj.next).budget[0] = gpu.value << 30
+    def vkGetPhysicalDeviceMemoryProperties2(self, gpu, output):
+        output._obj.heaps, output._obj.heap[0].flags = 1, 1
+        vulkan._Budget.from_address(output._obj.next).budget[0] = gpu.value << 30
 
 
 def test_of_two_equal_gpus_each_has_its_own_memory(monkeypatch):
     names = ("NVIDIA H200", "llvmpipe", "NVIDIA H200", "NVIDIA T4", "NVIDIA H200")
-    said = {"vendor": "", "vendor_id": 0x10DE, "description": "", "adapter_type": "DiscreteGPU"}
+    adapter_info = {"vendor": "", "vendor_id": 0x10DE, "description": "", "adapter_type": "DiscreteGPU"}
     native = [
-        SimpleNamespace(info=said | {"device": name, "backend_type": backend}, features=(), limits={})
+        SimpleNamespace(info=adapter_info | {"device": name, "backend_type": backend}, features=(), limits={})
         for backend in ("Vulkan", "D3D12")
         for name in names
     ]
@@ -110,10 +110,10 @@ def test_of_two_equal_gpus_each_has_its_own_memory(monkeypatch):
     monkeypatch.setattr(discovery, "native_adapters", lambda engine: native)
     vulkan._gpu.cache_clear()
     try:
-        found = [discovery.available_bytes(info) for info in adapters()]
+        nbytes = [discovery.available_bytes(info) for info in adapters()]
     finally:
         vulkan._gpu.cache_clear()
-    assert [n << 30 for n in (1, 2, 3, 4, 5)] + [None] * 5 == found
+    assert [n << 30 for n in (1, 2, 3, 4, 5)] + [None] * 5 == nbytes
 
 
 def test_each_system_opens_the_backends_it_has(monkeypatch):

@@ -187,24 +187,26 @@ def test_an_adapter_is_measured_once_and_kept_on_demand(
 ) -> None:
     monkeypatch.setattr(device, "measured", None)
     before = device.counters.snapshot()
-    found = measure(device)
+    figures = measure(device)
     assert device.counters.since(before).submits > 0
     assert not cache.exists()
-    assert all(0 < figure < math.inf for figure in (found.bandwidth, found.flops, found.dispatch_seconds, found.units))
-    assert (device.info.type, True) == (found.name, found.measured)
+    assert all(
+        0 < figure < math.inf for figure in (figures.bandwidth, figures.flops, figures.dispatch_seconds, figures.units)
+    )
+    assert (device.info.type, True) == (figures.name, figures.measured)
     before = device.counters.snapshot()
-    assert found is measure(device, keep=True)
+    assert figures is measure(device, keep=True)
     assert 0 == device.counters.since(before).submits
-    assert found == discovery.class_of(device.info)
+    assert figures == discovery.class_of(device.info)
     assert CLASSES[device.info.type] == device.target.device_class  # as long as it is open
 
 
 def test_a_device_opens_with_what_was_kept(device: Device, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = replace(FOUND, name=device.info.type, units=66)
-    discovery.save_class(device.info, found)
+    faster = replace(FOUND, name=device.info.type, units=66)
+    discovery.save_class(device.info, faster)
     monkeypatch.setattr("ptegpu.gpu.device._devices", {})
     opened = open_device(limits="browser", f16=False, subgroups=False)
-    assert Target(name=device.target.name, device_class=found) == opened.target
+    assert Target(name=device.target.name, device_class=faster) == opened.target
     opened.destroy()
 
 

@@ -1,4 +1,4 @@
-"""Which engine is meant; on made-up adapters, and on this machine."""
+"""The choice of an engine, for made-up adapters and on this machine."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def made_up(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """A machine with these adapters; what engines are asked is noted."""
-    asked: list[str] = []
+    queried: list[str] = []
     monkeypatch.setattr(MODULE, "installed", lambda engine: True)
     monkeypatch.setattr(
-        MODULE, "adapters", lambda engine="wgpu": asked.append(engine) or (WGPU if engine == "wgpu" else DAWN)
+        MODULE, "adapters", lambda engine="wgpu": queried.append(engine) or (WGPU if engine == "wgpu" else DAWN)
     )
-    return asked
+    return queried
 
 
 @pytest.mark.parametrize(

@@ -115,7 +115,7 @@ print(busy(api, handle, queue))
 
 
 def run(*command: str) -> list[str]:
-    """What it prints."""
+    """Return what it prints."""
     paths = os.pathsep.join([str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
         [sys.executable, *command],

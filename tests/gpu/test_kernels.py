@@ -1,4 +1,4 @@
-"""The kernels of these tests, and the one of the probe, are WGSL for browsers too."""
+"""The kernels of these tests and of the subgroup probe are also valid in browsers."""
 
 from __future__ import annotations
 

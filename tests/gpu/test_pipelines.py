@@ -1,4 +1,4 @@
-"""How long pipelines live: as long as a plan uses them, and some while longer."""
+"""The lifetime of pipelines: as long as a plan uses them, and a while longer."""
 
 from __future__ import annotations
 
@@ -52,9 +52,9 @@ def test_what_is_used_is_shared_however_long_ago_it_was_asked_for(device: Device
 def test_several_compile_at_once(device: Device) -> None:
     cache = PipelineCache(device.api)
     kernels = [replace(plans.ADD, wgsl=f"{plans.ADD.wgsl}// together {k}\n") for k in range(5)]
-    made = cache.get_all([*kernels, kernels[0]])
-    assert (5, True) == (cache.compiled, made[0] is made[5])
-    assert made[:5] == [cache.get(kernel) for kernel in kernels]
+    pipelines = cache.get_all([*kernels, kernels[0]])
+    assert (5, True) == (cache.compiled, pipelines[0] is pipelines[5])
+    assert pipelines[:5] == [cache.get(kernel) for kernel in kernels]
 
 
 def test_of_several_the_wrong_one_is_named(device: Device) -> None:

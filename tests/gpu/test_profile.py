@@ -1,4 +1,4 @@
-"""Timestamps around passes, what is made of them, the loads and what is copied. No time is held against another."""
+"""Timestamps around passes, the figures derived from them, and the loads. No test compares times."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ def test_a_device_says_whether_it_has_timestamps(device):
 
 def test_every_dispatch_has_a_time(session):
     plan = plans.chain(5)
-    found = profile(session, session.prepare(plan), [X], repeats=3)
-    assert [("add", d) for d in plan.dispatches] == [(k.kernel, k.dispatch) for k in found]
-    assert 0.0 == found[0].begin
-    for before, after in pairwise(found):
+    measured = profile(session, session.prepare(plan), [X], repeats=3)
+    assert [("add", d) for d in plan.dispatches] == [(k.kernel, k.dispatch) for k in measured]
+    assert 0.0 == measured[0].begin
+    for before, after in pairwise(measured):
         assert before.seconds >= 0.0
         assert after.begin >= before.begin + before.seconds
 
@@ -55,12 +55,12 @@ def test_passes_that_are_split_compute_the_same(session):
 
 def test_more_queries_than_a_set_holds(session, monkeypatch):
     monkeypatch.setattr("ptegpu.gpu.timing.MAX_QUERIES", 32)
-    made = []
+    set_sizes = []
     api = session.device.api
     original = api.query_set
-    monkeypatch.setattr(api, "query_set", lambda count: made.append(count) or original(count))
+    monkeypatch.setattr(api, "query_set", lambda count: set_sizes.append(count) or original(count))
     assert 40 == len(profile(session, session.prepare(plans.chain(40)), [X], repeats=1))
-    assert [32, 32, 16] * 2 == made  # one run to warm up, one that counts
+    assert [32, 32, 16] * 2 == set_sizes  # one run to warm up, one that counts
 
 
 def test_symbolic_ints_and_empty_dispatches(session):
@@ -114,9 +114,9 @@ def test_ticks_become_seconds_since_the_first_pass(session, monkeypatch):
         with timer.watching([session]):
             session.run(prepared, [X], read=[])
     expected = [[(0, 100e-9), (140e-9, 240e-9)], [(2000e-9, 3000e-9), (3000e-9, 3020e-9)]]
-    for wanted, run in zip(expected, timer.runs, strict=True):
+    for passes, run in zip(expected, timer.runs, strict=True):
         assert run.plan.dispatches == prepared.plan.dispatches
-        np.testing.assert_allclose(run.spans, wanted)
+        np.testing.assert_allclose(run.spans, passes)
 
 
 def test_a_pass_counts_from_the_end_of_the_one_before():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from ..gpu import Device, Engine, SharedConstants
     from .metadata import MethodMeta
     from .profile import Profile
-    from .runner import Extend
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,7 +229,9 @@ class Program:
                 count = len(method.compiled.plans)
                 planners = {k: p for k in range(count) if (p := bundle.planner(method.compiled, k)) is not None}
                 if count:
-                    extend = {k: _extender(p) for k, p in planners.items()}
+                    from .runner import extender
+
+                    extend = {k: extender(p) for k, p in planners.items()}
                     points = first.get(name, ())
                     method.open(self.device, self._shared.constants, extend, points, options.progress)
                 else:
@@ -389,13 +390,3 @@ class Method:
 
     def __repr__(self) -> str:
         return f"<ptegpu.Method {self._method.signature}>"
-
-
-def _extender(planner: Any) -> Extend:
-    """Return a function that traces a plan for further sizes."""
-
-    def extend(shapes: Sequence[Any], item: Callable[[int, int], int]) -> Plan:
-        planner.extend(shapes, item)
-        return planner.plan()  # type: ignore[no-any-return]
-
-    return extend

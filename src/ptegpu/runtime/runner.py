@@ -27,6 +27,16 @@ from ..progress import Progress, silent
 Extend: TypeAlias = Callable[[Sequence[Any], Callable[[int, int], int]], Plan]
 
 
+def extender(planner: Any) -> Extend:
+    """Return a function that traces a plan for further sizes."""
+
+    def extend(shapes: Sequence[Any], item: Callable[[int, int], int]) -> Plan:
+        planner.extend(shapes, item)
+        return planner.plan()  # type: ignore[no-any-return]
+
+    return extend
+
+
 class PlanRunner:
     """A plan on a device. Inputs arrive in the device's dtypes.
 
