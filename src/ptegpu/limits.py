@@ -93,7 +93,7 @@ class Budget:
             _current.set((self, clock() + self.limits.seconds, label) if new else outer)
             yield
         finally:
-            _current.set(outer)  # an interrupt after the first `set` would lose a token
+            _current.set(outer)  # no token: an interrupt after the first `set` would lose it
 
     def hold_constants(self, nbytes: int) -> None:
         """Count `nbytes` of weights in total, which exceed the files if tensors overlap."""
@@ -107,7 +107,7 @@ class Budget:
         self.left, self._held[owner] = left, nbytes
 
     def keep(self, owner: object, count: int, drop: Callable[[], None]) -> None:
-        """Reserve `count` compiled kernels for `owner`. If there are too many, `drop` those of other owners."""
+        """Reserve `count` compiled kernels for `owner`. If there are too many, `drop` the least recently used."""
         self._kept.pop(owner, None)
         if count > self.limits.pipelines:
             raise exceeded("pipelines", count, self.limits.pipelines, "it")

@@ -4,7 +4,7 @@ A `Size` has a value and an expression over the *sources* of a graph: the sizes 
 Arithmetic builds expressions. A comparison uses the value and records a *guard*: everything after it holds wherever the
 comparison has the same outcome. Code that needs the plain number (a constant of a kernel, a key of a dictionary, a
 text) gets it through `__index__`, `__hash__` or `__str__`, and each of these records that the size equals that number.
-A `Size` is not an `int`, so there is no other access to its number: no number is ever fixed silently.
+A `Size` is not an `int`, so its number is never fixed silently.
 
 Expressions are rows of one table, (operator, a, b), in which equal rows occur once and a row refers to earlier rows.
 Each row has a range, derived from the ranges of the sources. A comparison that the ranges decide needs no guard.

@@ -1,4 +1,4 @@
-"""What a plan may ask of a target, and what callers may pass to a plan: checked before any GPU object is made."""
+"""Checks before any GPU object is made: of a plan against its target, and of a call's inputs against the plan."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a C library needs to be safe from signal handlers: owners of its objects, callbacks, errors, and waiting.
+"""Calls of a C library that survive signal handlers: owners of its objects, callbacks, errors, and waiting.
 
 A signal handler may raise between any two steps of Python code. So every object is owned from the call that makes it
 on, and no finalizer and no callback that a wait depends on runs Python code (cffi would print and forget what is raised

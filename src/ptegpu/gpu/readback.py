@@ -177,7 +177,7 @@ class Pending:
     _run: ResolvedRun
     _recording: Recording
     _layout: StagingLayout
-    _staging: Staging | None  # None: no bytes to read
+    _staging: Staging | None  # None if nothing is read
     _offset: int  # in the staging buffer
     _generation: int
     _result: list[Argument] | None = None

@@ -62,11 +62,11 @@ class MethodRunner:
                 plan, extender = self.compiled.plans[item.plan], extend.get(item.plan)
                 self.runners[k] = PlanRunner(plan, device, constants, extender, points, progress)
         if len(self.items) > 1:
-            given = set(self.compiled.given)
+            arguments = set(self.compiled.given)
             for k, runner in self.runners.items():  # plans of every call, checked before one changes a state
                 run = self.items[k]
                 if k < self.compiled.branch and isinstance(run, Run):
-                    self._early.append((runner, run, {p for p, v in enumerate(run.inputs) if v in given}))
+                    self._early.append((runner, run, {p for p, v in enumerate(run.inputs) if v in arguments}))
         self.reset()
 
     def prepare(self) -> None:
