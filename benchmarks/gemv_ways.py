@@ -13,8 +13,8 @@ from rich.progress import track
 
 from ptegpu.compiler.planner import Planner
 from ptegpu.gpu import LoadedPlan, Session, SharedConstants
-from ptegpu.gpu.stress import warm
-from ptegpu.gpu.timer import Timer
+from ptegpu.gpu.measurement import warm
+from ptegpu.gpu.timing import Timer
 from ptegpu.kernels.gemv import Gemv
 from ptegpu.ops import packed_gemv
 from ptegpu.ops.packed_gemv import GemvChoice

@@ -23,9 +23,8 @@ from rich.table import Table
 import ptegpu
 from ptegpu.errors import NoAdapter
 from ptegpu.gpu import Device, Session, device_bytes, measure, open_device
-from ptegpu.gpu.profile import busy
-from ptegpu.gpu.stress import warm
-from ptegpu.gpu.timer import Timer
+from ptegpu.gpu.measurement import warm
+from ptegpu.gpu.timing import Timer, busy
 from ptegpu.plan.plan import Plan
 from ptegpu.plan.target import Target
 

@@ -18,7 +18,7 @@ import numpy as np
 import ptegpu
 from ptegpu.dtypes import DType
 from ptegpu.gpu import Counters, Session, SharedConstants
-from ptegpu.gpu.combined import Combined
+from ptegpu.gpu.loaded import CombinedLaunches
 from ptegpu.models.text import LanguageModel
 from ptegpu.models.text.batch import BatchEngine
 from ptegpu.plan.method import CompiledMethod, Run, Var
@@ -170,18 +170,18 @@ def called(bench: Bench, way: Way, make: Callable[[Bench, Way, ExitStack], Call]
 @contextmanager
 def empty_grids() -> Iterator[None]:
     """Prepare plans with empty grids inside the block."""
-    steps = Combined.steps
+    steps = CombinedLaunches.steps
 
-    def empty(self: Combined, at: Any) -> Any:
+    def empty(self: CombinedLaunches, at: Any) -> Any:
         prepared, largest = steps(self, at)
         nothing = [0] * len(prepared.groups)
         return prepared._replace(x=nothing, y=nothing), largest
 
-    Combined.steps = empty  # type: ignore[method-assign]
+    CombinedLaunches.steps = empty  # type: ignore[method-assign]
     try:
         yield
     finally:
-        Combined.steps = steps  # type: ignore[method-assign]
+        CombinedLaunches.steps = steps  # type: ignore[method-assign]
 
 
 def static(dispatches: int, shape: tuple[int, ...], bench: Bench, way: Way, stack: ExitStack) -> Call:

@@ -25,7 +25,7 @@ from ptegpu.format.source import open_source, steady
 from ptegpu.limits import Budget, Limits
 from ptegpu.plan.method import Call, Var
 from ptegpu.plan.target import Target
-from ptegpu.runtime import detach
+from ptegpu.runtime import arrays
 from ptegpu.runtime.method import MethodRunner
 from tests.methods import method_of
 
@@ -46,18 +46,18 @@ def program(values: list[pte.Value], outputs: list[int], *chain: pte.Instruction
     return pte.Method("forward", tuple(values), (), tuple(outputs), (chain,), (), "", "")
 
 
-def refused(made: pte.Method, **given: Any) -> str:
-    """What a program is told that may take so much, and is loaded and called."""
-    budget = Budget(Limits(**given))
+def refused(file_method: pte.Method, **bounds: Any) -> str:
+    """Load and call a program within these limits; return the message of its error."""
+    budget = Budget(Limits(**bounds))
     with pytest.raises(LimitExceeded) as error:
         with budget.spending("loading it"):
-            method = method_of(made)
+            method = method_of(file_method)
         method.budget = budget
         method()
-    said, rest = str(error.value).split("; where you trust the file, load it with limits=Limits(")
-    name = next(iter(given))
+    message, rest = str(error.value).split("; where you trust the file, load it with limits=Limits(")
+    name = next(iter(bounds))
     assert f"{name}=…) or --limit {name}=…" == rest
-    return said
+    return message
 
 
 @pytest.mark.parametrize(
@@ -77,12 +77,12 @@ def test_what_is_no_limit(text: str) -> None:
     with pytest.raises(InvalidInput) as error:
         Limits.parse([text])
     names = "memory, folded, nodes, items, plans, pipelines, instructions, seconds"
-    assert f"'{text}' is no limit: give NAME=NUMBER, such as memory=2G; names are {names}" == str(error.value)
+    assert f"invalid limit '{text}': expected NAME=NUMBER, such as memory=2G; names are {names}" == str(error.value)
 
 
 @pytest.mark.parametrize(("name", "value"), [("nodes", -1), ("nodes", 1.5), ("memory", None), ("seconds", "1")])
 def test_limits_are_numbers(name: str, value: Any) -> None:
-    with pytest.raises(InvalidInput, match=f"the limit {name} is a number that is not negative, not {value!r}"):
+    with pytest.raises(InvalidInput, match=f"invalid limit {name}: expected a number .*, not {value!r}"):
         Limits(**{name: value})
     with pytest.raises(InvalidInput, match=r"limits are ptegpu.Limits\(…\), not dict"):
         ptegpu.load(DATA / "mlp.pte", limits={"nodes": 1})  # type: ignore[arg-type]
@@ -100,9 +100,9 @@ def test_methods_and_stretches_are_counted() -> None:
 
 def test_constants_that_lie_over_each_other_are_converted_once() -> None:
     numbers = np.arange(1000)
-    given = [Var(f"v{k}", DType.I64, numbers.shape, kind="constant", data=numbers[:]) for k in range(3)]
+    constants = [Var(f"v{k}", DType.I64, numbers.shape, kind="constant", data=numbers[:]) for k in range(3)]
     sums = [Var(f"sum{k}", DType.I64, numbers.shape) for k in range(2)]
-    ends = zip(given, given[1:], sums)
+    ends = zip(constants, constants[1:], sums)
     calls = [Call("aten.add.Tensor", (a, b, 1), (out,), f"add #{k}") for k, (a, b, out) in enumerate(ends)]
     budget = Budget()
     with budget.spending("loading it"):
@@ -112,26 +112,26 @@ def test_constants_that_lie_over_each_other_are_converted_once() -> None:
 
 def test_items_of_lists_are_counted_each_time() -> None:
     full = pte.KernelCall("aten::full.out", (1, 2, 3, 3))
-    made = program([1, pte.IntList((0,) * 4), 2.0, f64(1, 1, 1, 1)], [3], *[full] * 3)
-    assert "method forward needs 12 items of lists, 10 are allowed" == refused(made, items=10)
+    file_method = program([1, pte.IntList((0,) * 4), 2.0, f64(1, 1, 1, 1)], [3], *[full] * 3)
+    assert "method forward needs 12 items of lists, 10 are allowed" == refused(file_method, items=10)
 
 
 def test_a_call_that_takes_too_long_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     seconds = itertools.count()
     monkeypatch.setattr(module, "clock", lambda: next(seconds))
-    made = program([False, 1, 2], [2], pte.MoveCall(1, 2), pte.JumpFalse(0, 0))
-    assert "forward took more than 100 seconds" == refused(made, seconds=100)
+    file_method = program([False, 1, 2], [2], pte.MoveCall(1, 2), pte.JumpFalse(0, 0))
+    assert "forward took more than 100 seconds" == refused(file_method, seconds=100)
 
 
 def test_states_are_counted_before_they_are_made() -> None:
-    made = program([f64(1 << 40), f64(1 << 40), 1], [1], pte.KernelCall("aten::add.out", (0, 0, 2, 1, 1)))
+    file_method = program([f64(1 << 40), f64(1 << 40), 1], [1], pte.KernelCall("aten::add.out", (0, 0, 2, 1, 1)))
     needs = f"{8 << 40:,} bytes of temporaries and states, {1 << 38:,} are allowed"
-    assert f"method forward needs {needs}" == refused(made, memory=1 << 38)
+    assert f"method forward needs {needs}" == refused(file_method, memory=1 << 38)
 
 
 def test_states_beyond_the_memory_of_the_machine_are_refused() -> None:
-    made = program([f64(1 << 44), f64(1 << 44), 1], [1], pte.KernelCall("aten::add.out", (0, 0, 2, 1, 1)))
-    outers, _ = plan_methods({"forward": cut_method(made, {}, None)}, Target())
+    file_method = program([f64(1 << 44), f64(1 << 44), 1], [1], pte.KernelCall("aten::add.out", (0, 0, 2, 1, 1)))
+    outers, _ = plan_methods({"forward": cut_method(file_method, {}, None)}, Target())
     with pytest.raises(OutOfMemory, match="method forward has states of 140,737,488,355,328 bytes"):
         MethodRunner(outers["forward"], Budget(Limits(memory=1 << 50))).reset()
 
@@ -140,23 +140,23 @@ def test_states_beyond_the_memory_of_the_machine_are_refused() -> None:
 def test_what_the_host_computes_is_counted(count: int) -> None:
     """Slots of 800 bytes each; what a slot held before is gone."""
     values: list[pte.Value] = [100, pte.IntList((0,)), 2.0, *(f64(100) for _ in range(count))]
-    made = program(values, [3], *(pte.KernelCall("aten::rand.out", (1, 3 + k, 3 + k)) for k in range(count)))
+    file_method = program(values, [3], *(pte.KernelCall("aten::rand.out", (1, 3 + k, 3 + k)) for k in range(count)))
     if count == 3:
-        found = method_of(made)
-        found.budget = Budget(Limits(memory=2400))
+        runner = method_of(file_method)
+        runner.budget = Budget(Limits(memory=2400))
         for _ in range(2):
-            found()
+            runner()
     else:
         assert "a call on the host needs 800 bytes of temporaries and states, 0 are allowed" in refused(
-            made, memory=2400
+            file_method, memory=2400
         )
 
 
 def test_a_result_above_its_bound_is_not_computed() -> None:
     size = pte.IntList((0,))
-    made = program([1 << 40, size, 2.0, f64(4)], [3], pte.KernelCall("aten::full.out", (1, 2, 3, 3)))
+    file_method = program([1 << 40, size, 2.0, f64(4)], [3], pte.KernelCall("aten::full.out", (1, 2, 3, 3)))
     with pytest.raises(ExecutionError) as error:
-        method_of(made)()
+        method_of(file_method)()
     expected = "aten::full.out #0: its result is [1099511627776], the program allows at most [4]"
     assert expected == str(error.value)
 
@@ -181,14 +181,14 @@ def test_every_small_bomb_ends_as_it_should(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(module, "clock", module.time.thread_time)
     zipfile.ZipFile(DATA / "bombs.zip").extractall(tmp_path)
     expected = {name: end for end, names in ENDS.items() for name in names.split()}
-    wrong, given = [], Limits.parse([*STRICT.split(), "seconds=0.2"])
+    wrong, strict = [], Limits.parse([*STRICT.split(), "seconds=0.2"])
     with ptegpu.load(DATA / "cnn.pte") as small:
         call(small)
     for file in sorted(tmp_path.iterdir()):
         end = "ok"
         tracemalloc.start()
         try:
-            with ptegpu.load(file, limits=given) as program:
+            with ptegpu.load(file, limits=strict) as program:
                 call(program)
         except ptegpu.PtegpuError as e:
             end = type(e).__name__
@@ -232,7 +232,7 @@ def arguments(method: ptegpu.Method) -> list[Any]:
 def test_a_file_that_changes_after_load_changes_nothing(
     name: str, kind: str, change: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(detach, "SMALL", 0)
+    monkeypatch.setattr(arrays, "SMALL", 0)
     monkeypatch.setattr(source, "SMALL", 0)
     files = [
         Path(shutil.copy(f, tmp_path)) for f in sorted(DATA.glob(f"{name}*.pt?"), key=lambda f: f.suffix == ".ptd")

@@ -56,14 +56,14 @@ def test_wherever_the_guards_hold_the_expression_is_the_result(name: str) -> Non
     trace, n, m = traced()
     result = formula(n, m)
     row = trace.row(result)
-    held = 0
+    total = 0
     for a, b in itertools.product(range(41), range(1, 10)):
         point = Point(trace.table, dict(zip(trace.table.sources, (a, b), strict=True)))
         if all(point[g] for g in trace.guards):
             assert formula(a, b) == point[row], (a, b)
-            held += 1
+            total += 1
     assert formula(N, M) == plain_value(result)
-    assert held >= 1
+    assert total >= 1
 
 
 def test_arithmetic_records_nothing() -> None:
@@ -129,16 +129,16 @@ def test_a_size_is_no_int() -> None:
 
 
 def test_makers_of_kernels_see_plain_numbers() -> None:
-    seen: list[Any] = []
+    values: list[Any] = []
 
     @cached(maxsize=4)
     def make(size: int, pair: tuple[int, int]) -> int:
-        seen.append((type(size), type(pair[0]), pair))
+        values.append((type(size), type(pair[0]), pair))
         return size
 
     trace, n, m = traced()
     assert N == make(n, (m, 3)) == make(N, (M, 3))
-    assert [(int, int, (M, 3))] == seen
+    assert [(int, int, (M, 3))] == values
     assert {("eq", "source 0", N), ("eq", "source 1", M)} == set(texts(trace))
 
 

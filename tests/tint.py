@@ -10,7 +10,7 @@ from functools import cache
 
 from ptegpu.errors import DeviceError
 from ptegpu.gpu.dawn import Dawn
-from ptegpu.gpu.webgpu import MATRICES, Source
+from ptegpu.gpu.webgpu import MATRICES, ShaderSource
 
 
 def check(wgsl_sources: Sequence[str]) -> list[str]:
@@ -20,7 +20,7 @@ def check(wgsl_sources: Sequence[str]) -> list[str]:
 
 def _error(wgsl: str) -> str | None:
     try:
-        _device().module(Source("", wgsl, None, lambda words: DeviceError(*words.text.split("\n"))))
+        _device().module(ShaderSource("", wgsl, None, lambda words: DeviceError(*words.text.split("\n"))))
     except DeviceError as error:
         return str(error).split("\n\n\n - While")[0].removeprefix("Error while parsing WGSL: ")
     return None

@@ -24,8 +24,8 @@ from tests.gpu import plans
 
 import ptegpu
 from ptegpu.errors import DeviceLost, OutOfMemory
-from ptegpu.gpu import Device, Session, faults, open_device
-from ptegpu.gpu.adapters import library
+from ptegpu.gpu import Device, Session, native, open_device
+from ptegpu.gpu.discovery import library
 
 ROOT = Path(__file__).resolve().parents[1]
 UNCOUNTED = ("wgpuGetVersion", "wgpuDeviceDestroy")
@@ -117,7 +117,7 @@ class Bench:
 
     def fill(self, call: Callable[[], Any]) -> Any:
         result = call()
-        faults.reported.errors.append(faults.Report(True, "not enough memory left"))
+        native.reported.errors.append(native.Report(True, "not enough memory left"))
         return result
 
     def same(self, name: str, results: Any) -> bool:

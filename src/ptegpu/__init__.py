@@ -4,18 +4,18 @@
 
     program = ptegpu.load("model.pte")
     y = program(x)                           # NumPy in, NumPy out; torch in, torch out
-    program.method("forward").inputs         # names, dtypes and bounds of what it takes
-    ptegpu.open("vit.pte")("cat.png")        # what the program is for: see `ptegpu export`
-    ptegpu.compile("model.pte").save("model.bundle")  # without a GPU; load takes bundles, too
+    program.method("forward").inputs         # names, dtypes and bounds of its inputs
+    ptegpu.open("vit.pte")("cat.png")        # a model of the right kind: see `ptegpu export`
+    ptegpu.compile("model.pte").save("model.bundle")  # needs no GPU; `load` also accepts bundles
     gpu = ptegpu.compile_module(module, (x,))         # an nn.Module without a file; or torch.compile
 
-`ptegpu.export` makes such files (extra `export`), `ptegpu.models.text` runs language models (extra `llm`), and the
+`ptegpu.export` writes such files (extra `export`), `ptegpu.models.text` runs language models (extra `llm`), and the
 command `ptegpu --help` does both from a shell.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from .errors import (
     Closed,
@@ -36,6 +36,7 @@ from .errors import (
     SubmitError,
     UnsupportedProgram,
 )
+from .lazy import lazy
 from .limits import Limits
 
 if TYPE_CHECKING:
@@ -46,8 +47,7 @@ if TYPE_CHECKING:
     from .plan.bundle import Bundle
     from .runtime.executorch import Runtime, Verification
     from .runtime.metadata import MethodMeta, TensorInfo
-    from .runtime.options import LoadOptions
-    from .runtime.program import Method, Program, load
+    from .runtime.program import LoadOptions, Method, Program, load
     from .runtime.signature import Spec
 
 __version__ = "0.1.0"
@@ -57,7 +57,7 @@ _LAZY = {
     "compile": ".models.compiling",
     "compile_module": ".module",
     "load": ".runtime.program",
-    "LoadOptions": ".runtime.options",
+    "LoadOptions": ".runtime.program",
     "Method": ".runtime.program",
     "MethodMeta": ".runtime.metadata",
     "open": ".models.door",
@@ -107,14 +107,8 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    """What needs a GPU library is imported when it is first used, so that `ptegpu.format` works without one."""
-    if name in _LAZY:
-        from importlib import import_module
-
-        return getattr(import_module(_LAZY[name], __name__), name)
-    raise AttributeError(f"module 'ptegpu' has no attribute {name!r}")
+__getattr__ = lazy(__name__, _LAZY)  # so that `ptegpu.format` works without a GPU library
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__} - {"Any", "TYPE_CHECKING", "annotations"})
+    return sorted({*globals(), *__all__} - {"TYPE_CHECKING", "annotations", "lazy"})

@@ -1,4 +1,4 @@
-"""The element types of tensors, in one place: their size, their NumPy type, and what they become on a GPU."""
+"""The element types of tensors: their sizes, NumPy types, and types on a GPU."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class DType(Enum):
 
     size: int  # bytes of one element on the host
     numpy: np.dtype  # bfloat16, which NumPy lacks, is carried as uint16 bits
-    device: DType  # what it is on the GPU: 64-bit types narrow (range-checked at the boundary)
+    device: DType  # its type on the GPU; 64-bit types narrow, with a range check at the boundary
 
     BOOL = "bool"
     U8 = "uint8"
@@ -28,7 +28,7 @@ class DType(Enum):
     F32 = "float32"
     F64 = "float64"
 
-    # What ExecuTorch can store besides, and ptegpu only names:
+    # Types that ExecuTorch can store, and ptegpu only names:
     C32 = "complex32"
     C64 = "complex64"
     C128 = "complex128"
@@ -47,14 +47,14 @@ class DType(Enum):
     F8_E5M2_UZ = "float8_e5m2fnuz"
     F8_E4M3_UZ = "float8_e4m3fnuz"
 
-    __hash__ = object.__hash__  # an Enum's own runs Python code
+    __hash__ = object.__hash__  # faster than Enum's, which runs Python code
 
     def __repr__(self) -> str:
         return self.value
 
     @property
     def runs(self) -> bool:
-        """Whether ptegpu computes with it; the rest of this class is for types that do."""
+        """Return whether ptegpu computes with it; `numpy` and `device` are set for these types only."""
         return self not in _NAMED_ONLY
 
     @property
@@ -63,7 +63,7 @@ class DType(Enum):
 
     @staticmethod
     def of(dtype: np.dtype) -> DType:
-        """The DType of a NumPy dtype; KeyError if there is none."""
+        """Return the DType of a NumPy dtype; raise KeyError if there is none."""
         return _BY_NUMPY[np.dtype(dtype).newbyteorder("=")]
 
 
@@ -73,7 +73,7 @@ NUMBERS = (*FLOATS, *INTS)
 ON_GPU = (*NUMBERS, DType.BOOL)
 
 _ALL = tuple(DType)
-_NAMED_ONLY = dict.fromkeys(_ALL[_ALL.index(DType.C32) :], 1) | {  # bytes of an element, or of those in one byte
+_NAMED_ONLY = dict.fromkeys(_ALL[_ALL.index(DType.C32) :], 1) | {  # bytes of an element, or of several packed ones
     DType.C32: 4,
     DType.C64: 8,
     DType.C128: 16,

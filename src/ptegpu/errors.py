@@ -1,6 +1,6 @@
-"""Every error ptegpu raises, each also the nearest builtin, so that ordinary `except` clauses work.
+"""The errors of ptegpu. Each is also the nearest builtin, so that ordinary `except` clauses work.
 
-The messages say what went wrong, where, and what to do; `docs/errors.md` lists them with examples.
+A message says what is wrong, where, and what to do; `docs/errors.md` lists them with examples.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from .printing import shown, shown_lines
 
 
 class PtegpuError(RuntimeError):
-    """The root: catch this to catch everything ptegpu raises on purpose. A RuntimeError, as ExecuTorch raises.
+    """The base of all errors that ptegpu raises on purpose. A RuntimeError, like ExecuTorch's errors.
 
-    Its arguments are the lines of the message. They may hold names from files: see `printing` for what becomes of them.
+    Its arguments are the lines of the message. They may contain names from files, which `printing` escapes.
     """
 
     def __init__(self, *lines: str) -> None:
@@ -22,27 +22,27 @@ class PtegpuError(RuntimeError):
 
 
 def quoted(before: str, error: BaseException) -> list[str]:
-    """Return the lines of a message that quotes another one, all of its lines."""
+    """Return the lines of a message that quotes all lines of another error."""
     first, *rest = str(error).split("\n")
     return [before + first, *rest]
 
 
 class InvalidProgram(PtegpuError, ValueError):
-    """A file is not what it claims to be. The only error a bad `.pte`, `.ptd` or delegate blob can cause."""
+    """A file is invalid. This is the only error that a bad `.pte`, `.ptd` or delegate blob can cause."""
 
     def __init__(self, reason: str, *, offset: int | None = None, path: str | None = None) -> None:
         self.reason, self.offset, self.path = shown(reason), offset, path
-        where = f"{path}: " if path else ""
-        at = f" (at byte {offset})" if offset is not None else ""
-        super().__init__(f"{where}{reason}{at}")
+        prefix = f"{path}: " if path else ""
+        suffix = f" (at byte {offset})" if offset is not None else ""
+        super().__init__(f"{prefix}{reason}{suffix}")
 
 
 class UnsupportedProgram(PtegpuError, NotImplementedError):
-    """A valid program asks for something ptegpu does not do; all such things are listed at once, at load."""
+    """A valid program uses something that ptegpu does not support; loading it lists all such things at once."""
 
 
 class ExportError(PtegpuError, ValueError):
-    """A checkpoint or a module cannot be exported; the message says what is missing, unknown or of the wrong kind."""
+    """A checkpoint or a module cannot be exported; the message names what is missing, unknown or of the wrong kind."""
 
 
 class InvalidInput(PtegpuError, ValueError):
@@ -50,11 +50,11 @@ class InvalidInput(PtegpuError, ValueError):
 
 
 class ShapeError(InvalidInput):
-    """A value cannot have the shape that the inputs of this call ask for."""
+    """A value cannot have the shape that the inputs of this call require."""
 
 
 class IndexOutOfRange(InvalidInput, IndexError):
-    """A value that is used as an index, or a position in a cache, names no element of what it indexes."""
+    """A value that is used as an index, or as a position in a cache, is out of range."""
 
 
 class ExecutionError(PtegpuError, RuntimeError):
@@ -62,7 +62,7 @@ class ExecutionError(PtegpuError, RuntimeError):
 
 
 class LimitExceeded(PtegpuError, RuntimeError):
-    """A program needs more than its limits (`Limits`) or those of the adapter allow; found before anything is made."""
+    """A program exceeds its limits (`Limits`) or those of the adapter. Raised before anything is allocated."""
 
 
 class Closed(PtegpuError, RuntimeError):
@@ -70,24 +70,23 @@ class Closed(PtegpuError, RuntimeError):
 
 
 class QueueFull(PtegpuError, RuntimeError):
-    """Too many requests wait for a model already; try again later."""
+    """Too many requests are waiting for a model; try again later."""
 
 
 class NoAdapter(PtegpuError, RuntimeError):
-    """No GPU adapter fits; the message names the package to install or the adapters there are."""
+    """No GPU adapter matches; the message names the package to install or the available adapters."""
 
 
 class DeviceError(PtegpuError, RuntimeError):
-    """WebGPU refused or failed something; the message carries its words."""
+    """A WebGPU call failed; the message quotes it."""
 
 
 class KernelError(DeviceError):
-    """A WGSL source did not compile; the message carries the compiler's line and column."""
+    """A WGSL source does not compile; the message has the compiler's line and column."""
 
 
 class SubmitError(DeviceError):
-    """Work was about to be submitted that would abort the process: a destroyed or mapped buffer, a command
-    buffer submitted twice."""
+    """A submit would have aborted the process: a destroyed or mapped buffer, a command buffer submitted twice."""
 
 
 class DeviceLost(DeviceError):
@@ -95,4 +94,4 @@ class DeviceLost(DeviceError):
 
 
 class OutOfMemory(DeviceError, MemoryError):
-    """The device, or the host for its states, cannot hold the program: the message has the bytes that are needed."""
+    """The device, or the host for its states, has too little memory; the message has the bytes that are needed."""

@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all; files of others, which may be anything, read with care; the cache."""
+"""Atomic writes of files, careful reads of files from others, and the cache folder."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from .errors import ExportError, PtegpuError
 
 HUB_ID = re.compile(r"\w[\w.-]*/[\w.-]+")
 MODEL_OR_SENTENCE = ("config.json", "modules.json")  # the latter lists the parts of a sentence-transformers model
-LARGEST = 1 << 28  # bytes of a text, or of JSON
+LARGEST = 1 << 28  # of a text or of JSON
 
 Errors = type[PtegpuError]
 
 
 def check_regular(path: str | os.PathLike[str], error: Errors) -> None:
-    """Raises for folders, pipes and devices: reading those may never end. A missing file is `FileNotFoundError`."""
+    """Raise for folders, pipes and devices, which reading may never end. Raise FileNotFoundError for a missing file."""
     kind = os.stat(path).st_mode
     if not stat.S_ISREG(kind):
         raise error(f"{os.fspath(path)} is {'a folder' if stat.S_ISDIR(kind) else 'not a regular file'}")
 
 
-def read(path: str | os.PathLike[str], error: Errors, most: int = LARGEST) -> bytes:
-    """All bytes of a file of at most so many."""
+def read(path: str | os.PathLike[str], error: Errors, max_bytes: int = LARGEST) -> bytes:
+    """Return the bytes of a file that has at most `max_bytes`."""
     check_regular(path, error)
     with open(path, "rb") as file:
-        data = file.read(min(most, os.fstat(file.fileno()).st_size) + 1)
-    if len(data) > most:
-        raise error(f"{os.fspath(path)} has more than {most:,} bytes")
+        data = file.read(min(max_bytes, os.fstat(file.fileno()).st_size) + 1)
+    if len(data) > max_bytes:
+        raise error(f"{os.fspath(path)} has more than {max_bytes:,} bytes")
     return data
 
 
@@ -58,20 +58,20 @@ def check_checkpoint(folder: Path, error: Errors, names: tuple[str, ...] = ("con
     )
 
 
-def read_kept(path: Path, error: Errors, most: int = LARGEST) -> bytes:
-    """Return all bytes of a file of the cache. Links are not followed, and pipes not waited for."""
+def read_kept(path: Path, error: Errors, max_bytes: int = LARGEST) -> bytes:
+    """Return the bytes of a file in the cache, without following links or waiting for pipes."""
     check_kept(path, error)
-    return read(path, error, most)
+    return read(path, error, max_bytes)
 
 
 def check_kept(path: Path, error: Errors) -> None:
-    """Raise unless this is a regular file and no link to one."""
+    """Raise unless this is a regular file, not a link to one."""
     if not stat.S_ISREG(os.lstat(path).st_mode):
         raise error(f"{path} is not a regular file")
 
 
 def read_text(path: str | os.PathLike[str], error: Errors) -> str:
-    """The text of a file in UTF-8."""
+    """Return the text of a UTF-8 file."""
     try:
         return read(path, error).decode()
     except UnicodeDecodeError as e:
@@ -79,29 +79,29 @@ def read_text(path: str | os.PathLike[str], error: Errors) -> str:
 
 
 def read_object(path: str | os.PathLike[str], error: Errors) -> dict[str, Any]:
-    """The object in a JSON file."""
+    """Return the object of a JSON file."""
     try:
-        found = json.loads(read(path, error))
+        value = json.loads(read(path, error))
     except PtegpuError:
         raise
     except (ValueError, RecursionError) as e:
-        why = "it is nested too deeply" if isinstance(e, RecursionError) else e
-        raise error(f"{os.fspath(path)} is not JSON: {why}") from None
-    if not isinstance(found, dict):
+        reason = "it is nested too deeply" if isinstance(e, RecursionError) else e
+        raise error(f"{os.fspath(path)} is not JSON: {reason}") from None
+    if not isinstance(value, dict):
         raise error(f"{os.fspath(path)} does not hold a JSON object")
-    return found
+    return value
 
 
 def check_inside(path: Path, folder: Path, error: Errors) -> None:
-    """Raises for a link out of the folder. (In the cache of Hugging Face, files are links into one of its own.)"""
+    """Raise for a link out of the folder. (In the cache of Hugging Face, files are links into its folder "blobs".)"""
     root = folder.resolve()
     cache = [root.parent.parent / "blobs"] if root.parent.name == "snapshots" else []
     if not any(path.resolve().is_relative_to(allowed) for allowed in (root, *cache)):
-        raise error(f"{path} leads out of its folder: copy the file that is meant, if it is to be used")
+        raise error(f"{path} leads out of its folder: replace the link by a copy of its file")
 
 
 def check_writable(path: str | os.PathLike[str]) -> None:
-    """Raises if no file can be written there: what takes long to make asks first."""
+    """Raise if the file cannot be written; call this before long work."""
     target = Path(path)
     folder = target.parent
     if not folder.is_dir():
@@ -114,7 +114,7 @@ def check_writable(path: str | os.PathLike[str]) -> None:
 
 
 def write(path: str | os.PathLike[str], data: bytes) -> None:
-    """Replaces the file at once, so that no reader and no failure ever sees a part of it."""
+    """Replace a file atomically, so no reader ever sees a part of it. Devices and pipes are written into."""
     target = Path(path).resolve()
     with naming(path):
         if _is_special(target):
@@ -124,7 +124,7 @@ def write(path: str | os.PathLike[str], data: bytes) -> None:
 
 
 def keep(target: Path, data: bytes) -> None:
-    """Write a file at once, in place of whatever has its name: a link or a pipe, too."""
+    """Write a file atomically, replacing any file, link or pipe of its name."""
     part = target.with_name(f".{target.name}.{os.getpid()}.part")
     with naming(target):
         part.unlink(missing_ok=True)
@@ -137,7 +137,7 @@ def keep(target: Path, data: bytes) -> None:
 
 @contextmanager
 def naming(target: str | os.PathLike[str]) -> Iterator[None]:
-    """Let errors of the system name this file: some name none, such as that of a full disk, others a temporary one."""
+    """Name this file in system errors: some name no file, such as a full disk, and others a temporary one."""
     try:
         yield
     except OSError as e:
@@ -147,7 +147,7 @@ def naming(target: str | os.PathLike[str]) -> Iterator[None]:
 
 
 def remove(path: Path) -> None:
-    """Delete whatever has this name; a link, not what it leads to."""
+    """Delete a file, folder or link; keep the target of a link."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -155,20 +155,19 @@ def remove(path: Path) -> None:
 
 
 def _is_special(target: Path) -> bool:
-    """A device or a pipe, such as /dev/null."""
+    """Return whether this is a device or a pipe, such as /dev/null."""
     return target.exists() and not target.is_file()
 
 
 def cache_folder() -> Path | None:
-    """Where things are kept from one process to the next; None: nowhere."""
-    given = os.environ.get("PTEGPU_CACHE")
-    if given:
-        return None if given == "off" else Path(given)
+    """Return the folder of files that later processes reuse; None if there is none."""
+    if folder := os.environ.get("PTEGPU_CACHE"):
+        return None if folder == "off" else Path(folder)
     try:
         home = Path.home()
-    except RuntimeError:  # there is none
+    except RuntimeError:  # no home folder
         return None
     if sys.platform == "win32":
         return Path(os.environ.get("LOCALAPPDATA") or home / "AppData/Local") / "ptegpu/cache"
-    usual = home / ("Library/Caches" if sys.platform == "darwin" else ".cache")
-    return Path(os.environ.get("XDG_CACHE_HOME") or usual) / "ptegpu"
+    default = home / ("Library/Caches" if sys.platform == "darwin" else ".cache")
+    return Path(os.environ.get("XDG_CACHE_HOME") or default) / "ptegpu"

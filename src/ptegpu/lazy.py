@@ -1,4 +1,4 @@
-"""Names of a package that are imported when they are first used: importing the package takes no time."""
+"""Lazy names of a package: their modules are imported when they are first used."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def lazy(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
-    """Return a `__getattr__` for a package; `homes` are the modules of its names, such as ".plan"."""
+    """Return a `__getattr__` for a package; `homes` maps its names to modules such as ".plan"."""
 
     def get(name: str) -> Any:
         if name not in homes:

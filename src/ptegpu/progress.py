@@ -1,11 +1,11 @@
-"""How long work reports its progress: what it does now, how much of that is done, and of how much."""
+"""The callback for the progress of long work."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import TypeAlias
 
-Progress: TypeAlias = Callable[[str, int, int], object]  # what is going on, how much is done, of how much
+Progress: TypeAlias = Callable[[str, int, int], object]  # phase, amount done, total
 
 
 def silent(_what: str, _done: int, _of: int) -> None:

@@ -1,31 +1,32 @@
-"""Sizes that remember where they came from: a rule that runs on them once says what it does at every size like these.
+"""Symbolic sizes: a shape rule that runs on them once holds for all sizes that satisfy the same guards.
 
 A `Size` has a value and an expression over the *sources* of a graph: the sizes of its inputs and its symbolic ints.
-Arithmetic makes expressions. A comparison answers with the value and records a *guard*: what comes after it holds
-wherever the comparison has the same outcome. Whatever needs the plain number (a constant of a kernel, a key of a
-dictionary, a text) gets it through `__index__`, `__hash__` or `__str__`, and each of these records that the size equals
-that number. A `Size` is no `int`, so there is no other way to it: nothing is ever baked in silently.
+Arithmetic builds expressions. A comparison uses the value and records a *guard*: everything after it holds wherever the
+comparison has the same outcome. Code that needs the plain number (a constant of a kernel, a key of a dictionary, a
+text) gets it through `__index__`, `__hash__` or `__str__`, and each of these records that the size equals that number.
+A `Size` is not an `int`, so its number is never fixed silently.
 
-Expressions are rows of one table, (operator, a, b), in which equal rows occur once and a row refers to earlier ones.
-Each row has a range that follows from those of the sources: a comparison that the ranges decide needs no guard.
+Expressions are rows of one table, (operator, a, b), in which equal rows occur once and a row refers to earlier rows.
+Each row has a range, derived from the ranges of the sources. A comparison that the ranges decide needs no guard.
 """
 
 from __future__ import annotations
 
 import functools
 import math
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, TypeAlias, TypeVar
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-Row: TypeAlias = tuple[str, int | float, int | float]  # operands are rows; of "const" a number, of "source" its number
+Row: TypeAlias = tuple[str, int | float, int | float]  # operands are rows; "const" has a number, "source" its index
 Range: TypeAlias = tuple[float, float]
 
 BIG = float("inf")
 COMMUTATIVE = ("add", "mul", "min", "max", "eq", "ne")
-COMPARES = {"lt": "ge", "ge": "lt", "eq": "ne", "ne": "eq"}  # each with its opposite
+COMPARES = {"lt": "ge", "ge": "lt", "eq": "ne", "ne": "eq"}  # comparison to its negation
 
 
 class Table:
@@ -34,30 +35,28 @@ class Table:
     def __init__(self, sources: Sequence[Range] = ()) -> None:
         self.rows: list[Row] = []
         self.ranges: list[Range] = []
-        self._known: dict[Row, int] = {}
-        self.sources = [self.add("source", k, 0, known) for k, known in enumerate(sources)]
+        self._row_numbers: dict[Row, int] = {}
+        self.sources = [self.add("source", k, 0, limits) for k, limits in enumerate(sources)]
 
     def const(self, value: int | float) -> int:
         value = int(value) if isinstance(value, bool) else value
         return self.add("const", value, 0, (value, value))
 
-    def add(self, op: str, a: int | float, b: int | float, known: Range | None = None) -> int:
-        """The number of this row."""
+    def add(self, op: str, a: int | float, b: int | float, limits: Range | None = None) -> int:
+        """Return the number of this row; add it if it is new."""
         if op in COMMUTATIVE and b < a:
             a, b = b, a
         row = (op, a, b)
         key: Any = row if op != "const" else (op, a, type(a).__name__)
-        if key not in self._known:
-            self._known[key] = len(self.rows)
+        if key not in self._row_numbers:
+            self._row_numbers[key] = len(self.rows)
             self.rows.append(row)
-            self.ranges.append(
-                known if known is not None else result_range(op, self.ranges[int(a)], self.ranges[int(b)])
-            )
-        return self._known[key]
+            self.ranges.append(limits or result_range(op, self.ranges[int(a)], self.ranges[int(b)]))
+        return self._row_numbers[key]
 
 
 def result_range(op: str, a: Range, b: Range) -> Range:
-    """Where results lie; wide open where that would take more thought than it is worth."""
+    """Return the range of results; unbounded for operators that are not worth the effort."""
     match op:
         case "add":
             return a[0] + b[0], a[1] + b[1]
@@ -88,36 +87,36 @@ def _floor(x: float) -> float:
 
 
 class Trace:
-    """What one run of rules found out: the guards under which everything else holds, as rows of a table."""
+    """The guards that one run of rules recorded, as rows of a table."""
 
     def __init__(self, table: Table) -> None:
         self.table = table
-        self.guards: dict[int, str] = {}  # row → how it came about: "compare", "value" or "text"
-        self.ranges: dict[int, Range] = {}  # narrower ones, where guards say so
+        self.guards: dict[int, str] = {}  # row → origin: "compare", "value" or "text"
+        self.ranges: dict[int, Range] = {}  # narrowed by guards
 
     def source(self, number: int, value: int) -> Size:
         return Size(self, self.table.sources[number], value)
 
     def at(self, row: int, value: int | float) -> Size | int | float:
-        """What a row is here; a constant is a plain number."""
+        """Return the Size of a row; a constant is a plain number."""
         op, a, _ = self.table.rows[row]
         return a if op == "const" else Size(self, row, value)
 
     def row(self, x: Any) -> int:
         if isinstance(x, Size) and x.trace.table is self.table:
             return x.row
-        return self.table.const(plain_value(x))  # of another graph, in a cache: equal to what was pinned
+        return self.table.const(plain_value(x))  # a size of another graph, from a cache: equal to its pinned value
 
     def range(self, row: int) -> Range:
         return self.ranges.get(row) or self.table.ranges[row]
 
-    def holds(self, op: str, a: int, b: int, outcome: bool, how: str = "compare") -> bool:
-        """Record that a comparison of two rows has this outcome, unless it has to."""
+    def holds(self, op: str, a: int, b: int, outcome: bool, origin: str = "compare") -> bool:
+        """Record that a comparison of two rows has this outcome, unless their ranges imply it; return the outcome."""
         if not outcome:
             op = COMPARES[op]
         if a == b or self._decided(op, self.range(a), self.range(b)):
             return outcome
-        self.guards.setdefault(self.table.add(op, a, b), how)
+        self.guards.setdefault(self.table.add(op, a, b), origin)
         self._narrow(op, a, b)
         return outcome
 
@@ -144,21 +143,36 @@ class Trace:
             self.ranges[a] = (low + 1, high)
 
 
+def _binary_operator(op: str, swapped: bool = False) -> Callable[[Size, Any], Any]:
+    return lambda self, other: self._binary(op, other, swapped)
+
+
+def _comparison(op: str, compute: Callable[[Any, Any], bool], swapped: bool = False) -> Callable[[Size, Any], bool]:
+    def compare(self: Size, other: Any) -> bool:
+        if not isinstance(other, int | float | Size):
+            return NotImplemented
+        a, b = self.row, self.trace.row(other)
+        outcome = compute(self.value, plain_value(other))
+        return self.trace.holds(op, *((b, a) if swapped else (a, b)), outcome)
+
+    return compare
+
+
 class Size:
-    """A number with its expression: an int, or a float where sizes are divided. See the module."""
+    """A number with its expression: an int, or a float after a division. See the module."""
 
     __slots__ = ("row", "trace", "value")
 
     def __init__(self, trace: Trace, row: int, value: int | float) -> None:
         self.trace, self.row, self.value = trace, row, value
 
-    def _pin(self, how: str) -> int | float:
-        self.trace.holds("eq", self.row, self.trace.table.const(self.value), True, how)
+    def _pin(self, origin: str) -> int | float:
+        self.trace.holds("eq", self.row, self.trace.table.const(self.value), True, origin)
         return self.value
 
     def __index__(self) -> int:
         if not isinstance(self.value, int):
-            raise TypeError(f"{self.value} is no int")
+            raise TypeError(f"expected an int, got {self.value}")
         return int(self._pin("value"))
 
     def __int__(self) -> int:
@@ -175,8 +189,8 @@ class Size:
 
     __str__ = __repr__
 
-    def __format__(self, how: str) -> str:
-        return format(self._pin("text"), how)
+    def __format__(self, spec: str) -> str:
+        return format(self._pin("text"), spec)
 
     def __bool__(self) -> bool:
         return self != 0
@@ -185,7 +199,7 @@ class Size:
         if self < 0:
             return int(self).bit_length()
         bits = int(self.value).bit_length()
-        same = self < 1 << bits and (not bits or self >= 1 << (bits - 1))  # it is: asking leaves the guards
+        same = self < 1 << bits and (not bits or self >= 1 << (bits - 1))  # always true; it records the guards
         return bits if same else int(self).bit_length()
 
     def is_integer(self) -> bool:
@@ -208,41 +222,22 @@ class Size:
             return simple
         return self.trace.at(self.trace.table.add(op, self.trace.row(a), self.trace.row(b)), value)
 
-    def __add__(self, other: Any) -> Any:
-        return self._binary("add", other)
-
-    def __radd__(self, other: Any) -> Any:
-        return self._binary("add", other)
-
-    def __sub__(self, other: Any) -> Any:
-        return self._binary("sub", other)
-
-    def __rsub__(self, other: Any) -> Any:
-        return self._binary("sub", other, swapped=True)
-
-    def __mul__(self, other: Any) -> Any:
-        return self._binary("mul", other)
-
-    def __rmul__(self, other: Any) -> Any:
-        return self._binary("mul", other)
-
-    def __floordiv__(self, other: Any) -> Any:
-        return self._binary("floordiv", other)
-
-    def __rfloordiv__(self, other: Any) -> Any:
-        return self._binary("floordiv", other, swapped=True)
-
-    def __mod__(self, other: Any) -> Any:
-        return self._binary("mod", other)
-
-    def __rmod__(self, other: Any) -> Any:
-        return self._binary("mod", other, swapped=True)
-
-    def __truediv__(self, other: Any) -> Any:
-        return self._binary("div", other)
-
-    def __rtruediv__(self, other: Any) -> Any:
-        return self._binary("div", other, swapped=True)
+    __add__ = __radd__ = _binary_operator("add")
+    __sub__ = _binary_operator("sub")
+    __rsub__ = _binary_operator("sub", swapped=True)
+    __mul__ = __rmul__ = _binary_operator("mul")
+    __floordiv__ = _binary_operator("floordiv")
+    __rfloordiv__ = _binary_operator("floordiv", swapped=True)
+    __mod__ = _binary_operator("mod")
+    __rmod__ = _binary_operator("mod", swapped=True)
+    __truediv__ = _binary_operator("div")
+    __rtruediv__ = _binary_operator("div", swapped=True)
+    __eq__ = _comparison("eq", operator.eq)
+    __ne__ = _comparison("ne", operator.ne)
+    __lt__ = _comparison("lt", operator.lt)
+    __ge__ = _comparison("ge", operator.ge)
+    __gt__ = _comparison("lt", operator.gt, swapped=True)
+    __le__ = _comparison("ge", operator.le, swapped=True)
 
     def __lshift__(self, bits: int) -> Any:
         return self._binary("mul", 1 << bits)
@@ -260,12 +255,12 @@ class Size:
         return self if self >= 0 else -self
 
     def __ceil__(self) -> Any:
-        return self._whole("ceil", math.ceil)
+        return self._rounded("ceil", math.ceil)
 
     def __floor__(self) -> Any:
-        return self._whole("floor", math.floor)
+        return self._rounded("floor", math.floor)
 
-    def _whole(self, op: str, compute: Callable[[float], int]) -> Any:
+    def _rounded(self, op: str, compute: Callable[[float], int]) -> Any:
         if isinstance(self.value, int):
             return self
         return self.trace.at(self.trace.table.add(op, self.row, self.row), compute(self.value))
@@ -279,32 +274,6 @@ class Size:
         return int(self) | other
 
     __ror__ = __or__
-
-    def _compare(self, op: str, other: Any, outcome: bool, swapped: bool = False) -> bool:
-        a, b = self.row, self.trace.row(other)
-        return self.trace.holds(op, *((b, a) if swapped else (a, b)), outcome)
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, int | float | Size):
-            return NotImplemented
-        return self._compare("eq", other, self.value == plain_value(other))
-
-    def __ne__(self, other: object) -> bool:
-        if not isinstance(other, int | float | Size):
-            return NotImplemented
-        return self._compare("ne", other, self.value != plain_value(other))
-
-    def __lt__(self, other: Any) -> bool:
-        return self._compare("lt", other, self.value < plain_value(other))
-
-    def __ge__(self, other: Any) -> bool:
-        return self._compare("ge", other, self.value >= plain_value(other))
-
-    def __gt__(self, other: Any) -> bool:
-        return self._compare("lt", other, self.value > plain_value(other), swapped=True)
-
-    def __le__(self, other: Any) -> bool:
-        return self._compare("ge", other, self.value <= plain_value(other), swapped=True)
 
 
 COMPUTE: dict[str, Callable[[Any, Any], Any]] = {
@@ -320,7 +289,7 @@ COMPUTE: dict[str, Callable[[Any, Any], Any]] = {
 
 
 def _simple(op: str, a: Any, b: Any) -> Any:
-    """The result where an operand says it all; None elsewhere."""
+    """Return an algebraic simplification such as x * 0; None if none applies."""
     if op == "mul" and (_is(a, 0) or _is(b, 0)):
         return 0
     if (op == "add" and _is(b, 0)) or (op in ("mul", "floordiv") and _is(b, 1)) or (op == "sub" and _is(b, 0)):
@@ -338,17 +307,17 @@ def _is(x: Any, number: int) -> bool:
 
 
 def plain_value(x: Any) -> Any:
-    """The number without a guard: for what decides nothing, such as the room that memory takes."""
+    """Return the current value without recording a guard. Use it only for memory sizes."""
     return x.value if isinstance(x, Size) else x
 
 
 def real(x: Any) -> float:
-    """float(x), as an expression."""
+    """Return float(x), as an expression."""
     return x if isinstance(x, Size) else float(x)  # type: ignore[return-value]
 
 
 def cached(maxsize: int) -> Callable[[F], F]:
-    """functools.lru_cache for makers of kernels: what a size is there, it is for good, so that no trace is kept."""
+    """Return functools.lru_cache with sizes in arguments pinned, so that cached kernels keep no trace alive."""
 
     def decorate(function: F) -> F:
         inner = functools.lru_cache(maxsize)(function)
@@ -364,16 +333,16 @@ def cached(maxsize: int) -> Callable[[F], F]:
 
 
 def _pinned(x: Any) -> Any:
-    """Sizes in arguments as plain numbers; each is then equal to that."""
+    """Return an argument with sizes replaced by their plain numbers, which records guards."""
     if isinstance(x, Size):
         return x._pin("value")
     if isinstance(x, int | float | str | None):
         return x
     if isinstance(x, tuple):
-        found = [_pinned(item) for item in x]
-        if all(a is b for a, b in zip(found, x, strict=True)):
+        items = [_pinned(item) for item in x]
+        if all(a is b for a, b in zip(items, x, strict=True)):
             return x
-        return type(x)(*found) if hasattr(x, "_fields") else tuple(found)
+        return type(x)(*items) if hasattr(x, "_fields") else tuple(items)
     kind: Any = type(x)
     changed = {name: new for name in _fields_of(kind) if (new := _pinned(old := getattr(x, name))) is not old}
     return replace(x, **changed) if changed else x
@@ -385,17 +354,17 @@ def _fields_of(kind: Any) -> tuple[str, ...]:
 
 
 def ceil(a: int, b: int) -> int:
-    """a / b, rounded up."""
+    """Return a / b, rounded up."""
     return -(-a // b)
 
 
 def smallest(a: Any, b: Any) -> Any:
-    """min(a, b), as an expression: it splits no plan in two."""
+    """Return min(a, b) as an expression, without a guard that splits the plan."""
     return _extreme("min", a, b)
 
 
 def largest(a: Any, b: Any) -> Any:
-    """max(a, b), as an expression: it splits no plan in two."""
+    """Return max(a, b) as an expression, without a guard that splits the plan."""
     return _extreme("max", a, b)
 
 

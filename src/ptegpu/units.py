@@ -1,4 +1,4 @@
-"""Numbers as people read them: bytes, counts, seconds, shapes."""
+"""Numbers formatted for people: bytes, counts, seconds, shapes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 
 def size(nbytes: int) -> str:
-    """12 bytes, 3.4 kB, 5.6 MB, 7.8 GB."""
+    """Format a number of bytes: 12 bytes, 3.4 kB, 5.6 MB, 7.8 GB."""
     if nbytes < 1000:
         return f"{nbytes} bytes"
     power = min(int(math.log10(nbytes)) // 3, 4)
@@ -15,12 +15,12 @@ def size(nbytes: int) -> str:
 
 
 def counted(count: int, noun: str) -> str:
-    """1 plan, 2 plans."""
+    """Format a count with its noun: 1 plan, 2 plans."""
     return f"{count:,} {noun}{'s' * (count != 1)}"
 
 
 def duration(seconds: float) -> str:
-    """45 µs, 6.7 ms, 8.9 s."""
+    """Format a duration: 45 µs, 6.7 ms, 8.9 s."""
     for unit, scale in (("µs", 1e6), ("ms", 1e3)):
         if seconds * scale < 1000:
             return f"{seconds * scale:.3g} {unit}"
@@ -28,10 +28,10 @@ def duration(seconds: float) -> str:
 
 
 def dims(shape: Sequence[int]) -> str:
-    """1×3×8×8; a scalar has none."""
+    """Format a shape: 1×3×8×8, or "scalar"."""
     return "×".join(map(str, shape)) or "scalar"
 
 
 def number(value: float) -> str:
-    """Four digits, enough to recognise a value."""
+    """Format a number with four digits, enough to recognise a value."""
     return f"{value:.4g}"

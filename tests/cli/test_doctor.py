@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from tests.cli.conftest import Invoke
 from ptegpu import gpu
 from ptegpu.cli import selfcheck
 from ptegpu.cli.doctor import nvidia_hints
-from ptegpu.gpu import classes
+from ptegpu.gpu import discovery
 from ptegpu.ops import REGISTRY
 from ptegpu.plan.target import CLASSES, DeviceClass
 
@@ -33,9 +32,7 @@ def test_this_machine_is_healthy(invoke: Invoke) -> None:
 
 
 def test_a_missing_engine_says_how_to_install_it(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        sys.modules["ptegpu.gpu.adapters"], "find_spec", lambda name: None if name == "wgpudawn" else name
-    )
+    monkeypatch.setattr(discovery, "find_spec", lambda name: None if name == "wgpudawn" else name)
     wgpu, dawn = invoke("doctor", "--json").json()["engines"]
     assert (wgpu["install"], dawn["install"], dawn["adapters"]) == (None, "pip install 'ptegpu[dawn]'", [])
     assert "engine    dawn · not installed. Run: pip install 'ptegpu[dawn]'\n" in invoke("doctor").out
@@ -66,7 +63,7 @@ def test_the_class_and_its_figures(invoke: Invoke, tmp_path: Path, monkeypatch: 
 
     record = invoke("doctor", "--measure", "--json").json()
     assert (record["healthy"], record["problems"]) == (True, [])
-    assert record["class"] == asdict(classes.class_of(device.info))
+    assert record["class"] == asdict(discovery.class_of(device.info))
     assert record["class"]["measured"]
     assert "(measured)\n" in invoke("doctor", "--measure").out
 
@@ -112,8 +109,8 @@ def test_every_check_can_fail() -> None:
 
 
 def test_no_adapter_names_the_package(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.modules["ptegpu.gpu.adapters"], "native_adapters", lambda engine: ())
-    monkeypatch.setattr("ptegpu.gpu.loader.load_loader", lambda: False)
+    monkeypatch.setattr(discovery, "native_adapters", lambda engine: ())
+    monkeypatch.setattr("ptegpu.gpu.vulkan.load_loader", lambda: False)
     ended = invoke("doctor")
     assert ended.code == 1
     expected = (

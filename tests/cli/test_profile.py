@@ -14,7 +14,7 @@ import ptegpu
 from ptegpu.cli.profile import By, profile_report, split_note
 from ptegpu.gpu import AdapterInfo, open_device
 from ptegpu.gpu.device import Traffic
-from ptegpu.gpu.profile import KernelTime
+from ptegpu.gpu.timing import KernelTime
 from ptegpu.plan.plan import Dispatch
 from ptegpu.plan.target import DeviceClass
 from ptegpu.runtime.call_timeline import Step

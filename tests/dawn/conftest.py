@@ -1,4 +1,4 @@
-"""What only Dawn is asked. `make test` runs it on SwiftShader, in a process of its own: see docs/engines.md."""
+"""Tests for Dawn only. `make test` runs it on SwiftShader, in a process of its own: see docs/engines.md."""
 
 from __future__ import annotations
 

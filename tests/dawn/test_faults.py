@@ -30,15 +30,15 @@ def test_a_device_that_is_lost_behind_our_back() -> None:
     session = Session(device)
     add = session.prepare(plans.add())
     pending = session.start(add, [X, X])
-    kept = device.buffer("kept", 64, "storage")
+    survivor = device.buffer("kept", 64, "storage")
     device.api.destroy()
     for use in (
         lambda: session.run(add, [X, X]),
         lambda: session.prepare(plans.chain()),
         pending.result,
         device.wait,
-        lambda: device.write(kept, b"lost"),
-        lambda: device.read(kept, 64),
+        lambda: device.write(survivor, b"lost"),
+        lambda: device.read(survivor, 64),
         lambda: device.buffer("more", 1024, "storage"),
         lambda: device.pipeline(plans.SCALE),
     ):
@@ -46,7 +46,7 @@ def test_a_device_that_is_lost_behind_our_back() -> None:
             use()
         assert "the GPU device is lost (Device was destroyed); load the program again" == str(caught.value)
     session.close()
-    device.release(kept)
+    device.release(survivor)
     assert device.lost
     assert works(open_device(subgroups=False))
 

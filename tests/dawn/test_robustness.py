@@ -29,7 +29,7 @@ INDEXED = [name for name, p in PROBLEMS.items() if REGISTRY[p.case.op].indexes i
 
 
 def wild(problem: Problem) -> Problem:
-    """The same case with other values in its int32 tensors."""
+    """Return the case with other values in its int32 tensors."""
     ints = {key for key, a in problem.arrays.items() if a.dtype == DType.I32.numpy}
     arrays = {key: np.resize(WILD, a.shape) if key in ints else a for key, a in problem.arrays.items()}
     return replace(problem, arrays=arrays)
@@ -40,13 +40,13 @@ def test_wild_indices_stay_within(name: str) -> None:
     gpu, checked = device(), open_device(engine="wgpu")
     assert ("dawn", "wgpu") == (gpu.info.engine, checked.info.engine)
     problem = wild(PROBLEMS[name])
-    found = []
-    for one in (gpu, checked):
+    results = []
+    for opened in (gpu, checked):
         graph, arrays = graph_of(problem.case, problem.arrays, problem.eager)
         inputs = given(graph, problem.case, arrays)
         settle(graph)
-        found.append(run_plan(plan_of(graph, gpu.target, inputs, grows(problem.case.args)), inputs, one))
-    for ours, theirs in zip(*found, strict=True):
+        results.append(run_plan(plan_of(graph, gpu.target, inputs, grows(problem.case.args)), inputs, opened))
+    for ours, theirs in zip(*results, strict=True):
         np.testing.assert_array_equal(ours, theirs)
 
 

@@ -222,7 +222,7 @@ def test_links_and_pipes(tmp_path: Path) -> None:
         if works:
             load_decoder(folder)
         else:
-            with pytest.raises(ExportError, match=r"model\.safetensors leads out of its folder: copy the file"):
+            with pytest.raises(ExportError, match=r"model\.safetensors leads out of its folder: replace the link"):
                 load_decoder(folder)
         weights.unlink()
         place.rename(weights)

@@ -23,7 +23,7 @@ import ptegpu
 from ptegpu import Closed, ExportError, InvalidInput, LimitExceeded, Limits, ShapeError, UnsupportedProgram
 from ptegpu.dtypes import DType
 from ptegpu.export import torch_backend
-from ptegpu.runtime.arrays import Kind, as_array
+from ptegpu.runtime.arrays import ArrayKind, as_array
 
 X = torch.randn((4, 8), generator=torch.Generator().manual_seed(0))
 DICT = "{'a': ·}"
@@ -203,10 +203,10 @@ def test_no_inputs() -> None:
 
 def test_tensors_are_not_copied_on_their_way() -> None:
     with ptegpu.compile_module(nn.ReLU().eval(), X, check=False) as gpu:
-        (declared,) = gpu.program.method("forward")._method.outer.inputs
+        (declared,) = gpu.program.method("forward")._method.compiled.inputs
         assert np.shares_memory(as_array(X, declared, "x"), X.numpy())
     result = np.zeros(3, np.float32)
-    assert np.shares_memory(result, Kind(True, None).result(result, DType.F32).numpy())
+    assert np.shares_memory(result, ArrayKind(True, None).result(result, DType.F32).numpy())
 
 
 class Unsupported(nn.Module):

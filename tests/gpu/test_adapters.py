@@ -1,4 +1,4 @@
-"""Which adapter is meant, on made-up lists; and that this machine has one."""
+"""The choice of an adapter, from made-up lists and on this machine."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from ptegpu.errors import NoAdapter
-from ptegpu.gpu import AdapterInfo, adapters, choose, loader, probe, vulkan
+from ptegpu.gpu import AdapterInfo, adapters, choose, discovery, vulkan
 
 
 def info(index: int, name: str, kind: str) -> AdapterInfo:
@@ -69,15 +69,15 @@ def test_no_match_lists_what_there_is(device, message):
 
 
 def test_nothing_at_all_is_diagnosed(monkeypatch):
-    monkeypatch.setattr(loader, "diagnosis", lambda: "install it")
+    monkeypatch.setattr(vulkan, "diagnosis", lambda: "install it")
     with pytest.raises(NoAdapter, match="install it"):
         choose((), "auto")
 
 
 def test_this_machine_has_an_adapter():
-    found = adapters()
-    assert list(range(len(found))) == [adapter.index for adapter in found]
-    chosen = choose(found)
+    infos = adapters()
+    assert list(range(len(infos))) == [adapter.index for adapter in infos]
+    chosen = choose(infos)
     assert chosen.name
     assert chosen.limits["max-compute-invocations-per-workgroup"] >= 256
 
@@ -91,29 +91,29 @@ class FakeVulkan:
     def vkGetPhysicalDeviceProperties2(self, gpu, properties):
         properties._obj.name = self.names[gpu.value - 1].encode()
 
-    def vkGetPhysicalDeviceMemoryProperties2(self, gpu, asked):
-        asked._obj.heaps, asked._obj.heap[0].flags = 1, 1
-        vulkan._Budget.from_address(asked._obj.next).budget[0] = gpu.value << 30
+    def vkGetPhysicalDeviceMemoryProperties2(self, gpu, output):
+        output._obj.heaps, output._obj.heap[0].flags = 1, 1
+        vulkan._Budget.from_address(output._obj.next).budget[0] = gpu.value << 30
 
 
 def test_of_two_equal_gpus_each_has_its_own_memory(monkeypatch):
     names = ("NVIDIA H200", "llvmpipe", "NVIDIA H200", "NVIDIA T4", "NVIDIA H200")
-    said = {"vendor": "", "vendor_id": 0x10DE, "description": "", "adapter_type": "DiscreteGPU"}
+    adapter_info = {"vendor": "", "vendor_id": 0x10DE, "description": "", "adapter_type": "DiscreteGPU"}
     native = [
-        SimpleNamespace(info=said | {"device": name, "backend_type": backend}, features=(), limits={})
+        SimpleNamespace(info=adapter_info | {"device": name, "backend_type": backend}, features=(), limits={})
         for backend in ("Vulkan", "D3D12")
         for name in names
     ]
     fake = FakeVulkan(*names)
     monkeypatch.setattr(vulkan, "_loader", lambda: fake)
     monkeypatch.setattr(vulkan, "_gpus", lambda: [c_void_p(n + 1) for n in range(len(names))])
-    monkeypatch.setattr(sys.modules["ptegpu.gpu.adapters"], "native_adapters", lambda engine: native)
+    monkeypatch.setattr(discovery, "native_adapters", lambda engine: native)
     vulkan._gpu.cache_clear()
     try:
-        found = [probe.available_bytes(info) for info in adapters()]
+        nbytes = [discovery.available_bytes(info) for info in adapters()]
     finally:
         vulkan._gpu.cache_clear()
-    assert [n << 30 for n in (1, 2, 3, 4, 5)] + [None] * 5 == found
+    assert [n << 30 for n in (1, 2, 3, 4, 5)] + [None] * 5 == nbytes
 
 
 def test_each_system_opens_the_backends_it_has(monkeypatch):
@@ -122,10 +122,10 @@ def test_each_system_opens_the_backends_it_has(monkeypatch):
     from ptegpu.gpu import wgpu_native
 
     opened: list[list[str]] = []
-    monkeypatch.setattr(loader, "configure", lambda: None)
+    monkeypatch.setattr(vulkan, "configure", lambda: None)
     monkeypatch.setattr(wgpu_native, "set_instance_extras", lambda backends: opened.append(backends))
     for system in ("linux", "darwin", "win32"):
         monkeypatch.setattr(sys, "platform", system)
-        sys.modules["ptegpu.gpu.adapters"].native_adapters.__wrapped__("wgpu")
+        discovery.native_adapters.__wrapped__("wgpu")
     assert [["Vulkan"], ["Metal"], ["Vulkan", "DX12"]] == opened
     assert all(f"InstanceBackend.{name}" in extras.native_flags for names in opened for name in names)

@@ -16,7 +16,7 @@ import pytest
 from tests.gpu.test_adapters import info
 
 from ptegpu.errors import DeviceError
-from ptegpu.gpu import Device, classes, measure, measurement, open_device
+from ptegpu.gpu import Device, discovery, measure, measurement, open_device
 from ptegpu.plan.target import CLASSES, DeviceClass, Target
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -32,35 +32,35 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize("kind", CLASSES)
 def test_without_a_measurement_the_kind_says_it(kind: Any, cache: Path) -> None:
-    assert CLASSES[kind] == classes.class_of(replace(GPU, type=kind))
+    assert CLASSES[kind] == discovery.class_of(replace(GPU, type=kind))
     assert not cache.exists()
 
 
 def test_what_is_kept_is_read_back(cache: Path) -> None:
-    classes.keep(GPU, FOUND)
-    assert FOUND == classes.class_of(GPU)
-    assert [classes.place(GPU)] == list(cache.iterdir())
+    discovery.save_class(GPU, FOUND)
+    assert FOUND == discovery.class_of(GPU)
+    assert [discovery.class_file(GPU)] == list(cache.iterdir())
     slower = replace(FOUND, units=66)
-    classes.keep(GPU, slower)
-    assert slower == classes.class_of(replace(GPU, index=0, twin=1))
+    discovery.save_class(GPU, slower)
+    assert slower == discovery.class_of(replace(GPU, index=0, twin=1))
 
 
 @pytest.mark.parametrize("other", [{"name": "NVIDIA H100"}, {"driver": "another"}, {"backend": "D3D12"}], ids=str)
 def test_another_adapter_or_driver_is_measured_anew(other: dict[str, Any], cache: Path) -> None:
-    classes.keep(GPU, FOUND)
-    assert CLASSES["discrete"] == classes.class_of(replace(GPU, **other))
-    classes.keep(replace(GPU, **other), replace(FOUND, units=7))
-    assert FOUND == classes.class_of(GPU)
+    discovery.save_class(GPU, FOUND)
+    assert CLASSES["discrete"] == discovery.class_of(replace(GPU, **other))
+    discovery.save_class(replace(GPU, **other), replace(FOUND, units=7))
+    assert FOUND == discovery.class_of(GPU)
 
 
 def test_another_way_to_measure_counts_anew(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    classes.keep(GPU, FOUND)
-    monkeypatch.setattr(classes, "VERSION", classes.VERSION + 1)
-    assert CLASSES["discrete"] == classes.class_of(GPU)
+    discovery.save_class(GPU, FOUND)
+    monkeypatch.setattr(discovery, "VERSION", discovery.VERSION + 1)
+    assert CLASSES["discrete"] == discovery.class_of(GPU)
 
 
 def changed(**fields: Any) -> bytes:
-    entry = {"adapter": [classes.VERSION, GPU.name, GPU.backend, GPU.driver], **asdict(FOUND)}
+    entry = {"adapter": [discovery.VERSION, GPU.name, GPU.backend, GPU.driver], **asdict(FOUND)}
     return json.dumps(entry | fields).encode()
 
 
@@ -73,7 +73,7 @@ BROKEN = {
     "a number": b"3",
     "no figures": b"{}",
     "assumed": changed(measured=False),
-    "of another adapter": changed(adapter=[classes.VERSION, "another", GPU.backend, GPU.driver]),
+    "of another adapter": changed(adapter=[discovery.VERSION, "another", GPU.backend, GPU.driver]),
     "of another kind": changed(name="software"),
     "no kind": changed(name=["discrete"]),
     **{
@@ -87,51 +87,51 @@ BROKEN = {
 
 @pytest.mark.parametrize("content", BROKEN.values(), ids=BROKEN)
 def test_a_broken_file_is_ignored_and_replaced(content: bytes, cache: Path) -> None:
-    place = classes.place(GPU)
+    place = discovery.class_file(GPU)
     assert place is not None
     cache.mkdir(parents=True)
     place.write_bytes(changed())
-    assert FOUND == classes.class_of(GPU)
+    assert FOUND == discovery.class_of(GPU)
     place.write_bytes(content)
-    assert CLASSES["discrete"] == classes.class_of(GPU)
-    classes.keep(GPU, FOUND)
-    assert FOUND == classes.class_of(GPU)
+    assert CLASSES["discrete"] == discovery.class_of(GPU)
+    discovery.save_class(GPU, FOUND)
+    assert FOUND == discovery.class_of(GPU)
 
 
 def test_what_is_no_file_is_ignored(cache: Path) -> None:
-    place = classes.place(GPU)
+    place = discovery.class_file(GPU)
     assert place is not None
     place.mkdir(parents=True)
-    assert CLASSES["discrete"] == classes.class_of(GPU)
+    assert CLASSES["discrete"] == discovery.class_of(GPU)
 
 
 def test_a_pipe_is_not_waited_for_and_a_link_not_followed(cache: Path, tmp_path: Path) -> None:
-    place = classes.place(GPU)
+    place = discovery.class_file(GPU)
     assert place is not None
     place.parent.mkdir(parents=True, exist_ok=True)
     os.mkfifo(place)
-    assert CLASSES["discrete"] == classes.class_of(GPU)
-    classes.keep(GPU, FOUND)
-    assert FOUND == classes.class_of(GPU)
+    assert CLASSES["discrete"] == discovery.class_of(GPU)
+    discovery.save_class(GPU, FOUND)
+    assert FOUND == discovery.class_of(GPU)
     place.unlink()
     place.symlink_to(tmp_path / "elsewhere")
-    classes.keep(GPU, FOUND)
-    assert FOUND == classes.class_of(GPU)
+    discovery.save_class(GPU, FOUND)
+    assert FOUND == discovery.class_of(GPU)
     assert not place.is_symlink() and not (tmp_path / "elsewhere").exists()
 
 
 def test_a_folder_that_cannot_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("PTEGPU_CACHE", str(tmp_path / "file"))
-    assert CLASSES["discrete"] == classes.class_of(GPU)
+    assert CLASSES["discrete"] == discovery.class_of(GPU)
     with pytest.raises(DeviceError) as raised:
-        classes.keep(GPU, FOUND)
-    expected = f"{classes.place(GPU)} cannot be written (File exists): set PTEGPU_CACHE to another folder"
+        discovery.save_class(GPU, FOUND)
+    expected = f"{discovery.class_file(GPU)} cannot be written (File exists): set PTEGPU_CACHE to another folder"
     assert expected == str(raised.value)
 
 
 def test_a_write_that_fails_leaves_what_was_there(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    classes.keep(GPU, FOUND)
+    discovery.save_class(GPU, FOUND)
 
     def full(path: Path, data: bytes) -> int:
         with open(path, "wb") as file:
@@ -140,9 +140,9 @@ def test_a_write_that_fails_leaves_what_was_there(cache: Path, monkeypatch: pyte
 
     monkeypatch.setattr(Path, "write_bytes", full)
     with pytest.raises(DeviceError):
-        classes.keep(GPU, replace(FOUND, units=66))
-    assert FOUND == classes.class_of(GPU)
-    assert [classes.place(GPU)] == list(cache.iterdir())
+        discovery.save_class(GPU, replace(FOUND, units=66))
+    assert FOUND == discovery.class_of(GPU)
+    assert [discovery.class_file(GPU)] == list(cache.iterdir())
 
 
 @pytest.mark.parametrize(
@@ -165,7 +165,7 @@ def test_the_users_cache_folder(
         monkeypatch.setenv(name, value and str(tmp_path / value))
     monkeypatch.setattr(sys, "platform", platform)
     monkeypatch.setattr(Path, "home", lambda: tmp_path / "home")
-    place = classes.place(GPU)
+    place = discovery.class_file(GPU)
     assert place is not None
     assert tmp_path / expected == place.parent
 
@@ -177,9 +177,9 @@ def test_nothing_is_kept_where_that_is_off_or_nobody_is_at_home(monkeypatch: pyt
     monkeypatch.setattr(Path, "home", nobody)
     for value in ("off", ""):
         monkeypatch.setenv("PTEGPU_CACHE", value)
-        assert classes.place(GPU) is None
-        classes.keep(GPU, FOUND)
-        assert CLASSES["discrete"] == classes.class_of(GPU)
+        assert discovery.class_file(GPU) is None
+        discovery.save_class(GPU, FOUND)
+        assert CLASSES["discrete"] == discovery.class_of(GPU)
 
 
 def test_an_adapter_is_measured_once_and_kept_on_demand(
@@ -187,24 +187,26 @@ def test_an_adapter_is_measured_once_and_kept_on_demand(
 ) -> None:
     monkeypatch.setattr(device, "measured", None)
     before = device.counters.snapshot()
-    found = measure(device)
+    figures = measure(device)
     assert device.counters.since(before).submits > 0
     assert not cache.exists()
-    assert all(0 < figure < math.inf for figure in (found.bandwidth, found.flops, found.dispatch_seconds, found.units))
-    assert (device.info.type, True) == (found.name, found.measured)
+    assert all(
+        0 < figure < math.inf for figure in (figures.bandwidth, figures.flops, figures.dispatch_seconds, figures.units)
+    )
+    assert (device.info.type, True) == (figures.name, figures.measured)
     before = device.counters.snapshot()
-    assert found is measure(device, keep=True)
+    assert figures is measure(device, keep=True)
     assert 0 == device.counters.since(before).submits
-    assert found == classes.class_of(device.info)
+    assert figures == discovery.class_of(device.info)
     assert CLASSES[device.info.type] == device.target.device_class  # as long as it is open
 
 
 def test_a_device_opens_with_what_was_kept(device: Device, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = replace(FOUND, name=device.info.type, units=66)
-    classes.keep(device.info, found)
+    faster = replace(FOUND, name=device.info.type, units=66)
+    discovery.save_class(device.info, faster)
     monkeypatch.setattr("ptegpu.gpu.device._devices", {})
     opened = open_device(limits="browser", f16=False, subgroups=False)
-    assert Target(name=device.target.name, device_class=found) == opened.target
+    assert Target(name=device.target.name, device_class=faster) == opened.target
     opened.destroy()
 
 

@@ -11,9 +11,8 @@ from tests.gpu import plans
 from ptegpu.errors import DeviceError, DeviceLost, KernelError, LimitExceeded, NoAdapter, OutOfMemory
 from ptegpu.gpu import Session, open_device
 from ptegpu.gpu.buffers import BufferPool, GpuBuffer
-from ptegpu.gpu.faults import Report
-from ptegpu.gpu.probe import host_available_bytes
-from ptegpu.gpu.submit import submit
+from ptegpu.gpu.discovery import host_available_bytes
+from ptegpu.gpu.native import Report
 from ptegpu.gpu.wgpu_native import WgpuNative
 from ptegpu.plan.plan import Kernel
 from ptegpu.plan.target import CLASSES, Target
@@ -104,12 +103,12 @@ def test_compile_errors_name_the_line(device, wgsl, needs, messages):
 def test_a_missing_entry_point_is_a_kernel_error(device):
     with pytest.raises(KernelError) as caught:
         device.pipeline(replace(plans.ADD, wgsl=plans.ADD.wgsl.replace("fn main", "fn other")))
-    said = {
+    expected = {
         "wgpu": "In wgpuDeviceCreateComputePipeline, label = 'add': Error matching shader requirements against the "
         "pipeline: Unable to find entry point 'main'",
         "dawn": 'Entry point ""main"" doesn\'t exist in the shader module [ShaderModule "add"]',
     }
-    assert f"kernel add does not compile: {said[device.info.engine]}" == str(caught.value)
+    assert f"kernel add does not compile: {expected[device.info.engine]}" == str(caught.value)
 
 
 def test_errors_of_recording_are_raised_when_it_is_submitted(device):
@@ -117,12 +116,12 @@ def test_errors_of_recording_are_raised_when_it_is_submitted(device):
     with device.api.record() as recorder:
         recorder.copy(large.handle, 0, small.handle, 0, 64)
         with pytest.raises(DeviceError) as caught:
-            submit(device, recorder, [small, large])
-    said = {
+            device.submit(recorder, [small, large])
+    expected = {
         "wgpu": "overrunning the bounds of the Destination buffer of size 16",
         "dawn": 'Copy range (offset: 0, size: 64) does not fit in [Buffer "small"] size (16)',
     }
-    assert said[device.info.engine] in str(caught.value)
+    assert expected[device.info.engine] in str(caught.value)
 
 
 def test_writes_of_any_length_and_size(device, monkeypatch):

@@ -1,4 +1,4 @@
-"""Which engine is meant; on made-up adapters, and on this machine."""
+"""The choice of an engine, for made-up adapters and on this machine."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import pytest
 
 import ptegpu
 from ptegpu.errors import InvalidInput, NoAdapter
-from ptegpu.gpu import AdapterInfo, find, open_device
+from ptegpu.gpu import AdapterInfo, discovery, find, open_device
 from ptegpu.plan.target import Target
 
-MODULE = sys.modules["ptegpu.gpu.adapters"]
+MODULE = discovery
 ROOT = Path(__file__).resolve().parents[2]
 MATRICES = ("f16 f32 16x16x16",)
 
@@ -45,12 +45,12 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def made_up(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """A machine with these adapters; what engines are asked is noted."""
-    asked: list[str] = []
+    queried: list[str] = []
     monkeypatch.setattr(MODULE, "installed", lambda engine: True)
     monkeypatch.setattr(
-        MODULE, "adapters", lambda engine="wgpu": asked.append(engine) or (WGPU if engine == "wgpu" else DAWN)
+        MODULE, "adapters", lambda engine="wgpu": queried.append(engine) or (WGPU if engine == "wgpu" else DAWN)
     )
-    return asked
+    return queried
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_an_engine_that_is_not_installed_is_told(monkeypatch: pytest.MonkeyPatch
 
 def test_dawn_that_accepts_no_adapter_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(MODULE, "native_adapters", lambda engine: ())
-    with pytest.raises(NoAdapter, match="Dawn finds no adapter that it accepts; `ptegpu doctor` shows what it says"):
+    with pytest.raises(NoAdapter, match="Dawn accepts no adapter of this machine; `ptegpu doctor` shows its messages"):
         open_device(engine="dawn")
 
 

@@ -18,7 +18,7 @@ import pytest
 
 from ptegpu.errors import DeviceError, DeviceLost
 from ptegpu.gpu import Device
-from ptegpu.gpu.faults import reported
+from ptegpu.gpu.native import reported
 from ptegpu.gpu.webgpu import WebGPU
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -28,7 +28,7 @@ START = """
 import gc, os, signal, threading, time
 from dataclasses import replace
 import numpy as np
-from ptegpu.gpu import Session, open_device, stress
+from ptegpu.gpu import Session, open_device, measurement
 from tests.gpu import plans
 
 X = np.arange(plans.N, dtype=np.float32)
@@ -44,7 +44,7 @@ SLOW = """
 from _cffi_backend import callback
 
 def slow(turns):
-    plan = stress.arithmetic(device.target, groups=64, turns=turns)
+    plan = measurement.arithmetic(device.target, groups=64, turns=turns)
     return session.prepare(plans.giving(replace(plan, name=f"slow{turns}"), plans.f32("y", 1, (4,))))
 
 def busy(api, handle, queue):
@@ -115,7 +115,7 @@ print(busy(api, handle, queue))
 
 
 def run(*command: str) -> list[str]:
-    """What it prints."""
+    """Return what it prints."""
     paths = os.pathsep.join([str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
         [sys.executable, *command],

@@ -1,14 +1,14 @@
-"""The kernels of these tests, and the one of the probe, are WGSL for browsers too."""
+"""The kernels of these tests and of the subgroup probe are also valid in browsers."""
 
 from __future__ import annotations
 
 from tests import tint
 from tests.gpu import plans
 
-from ptegpu.gpu import probe
+from ptegpu.gpu.device import subgroup_probe
 from ptegpu.plan.dialect import source
 
 
 def test_they_compile_under_tint():
-    kernels = (plans.ADD, plans.SCALE, plans.FILL, probe.kernel(64))
+    kernels = (plans.ADD, plans.SCALE, plans.FILL, subgroup_probe(64))
     assert tint.check([source(kernel, "tint") for kernel in kernels]) == []

@@ -39,8 +39,8 @@ def test_cycles_leave_nothing_behind(device):
         cycle(device)
     gc.collect()
     assert objects == device.api.object_counts()
-    made = device.counters.since(counters)
-    assert (made.buffers_created, made.pipelines_created) == (0, 0)
+    counted = device.counters.since(counters)
+    assert (counted.buffers_created, counted.pipelines_created) == (0, 0)
     assert resident_bytes() - resident < SLACK
 
 

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from ptegpu.gpu import loader
+from ptegpu.gpu import vulkan
 
 
 @pytest.fixture
 def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A Linux host whose libraries and driver files are all below one folder, and whose loader loads."""
     monkeypatch.setattr(sys, "platform", "linux")
-    monkeypatch.setattr(loader, "_LIBRARY_FOLDERS", (str(tmp_path / "lib"),))
-    monkeypatch.setattr(loader, "load_loader", lambda: True)
+    monkeypatch.setattr(vulkan, "_LIBRARY_FOLDERS", (str(tmp_path / "lib"),))
+    monkeypatch.setattr(vulkan, "load_loader", lambda: True)
     monkeypatch.delenv("LD_LIBRARY_PATH", raising=False)
     return tmp_path
 
@@ -43,7 +43,7 @@ def install_nvidia(host: Path) -> Path:
 def test_an_unregistered_nvidia_driver_is_registered(host):
     library = install_nvidia(host)
     environ = environment(host)
-    loader.configure(environ)
+    vulkan.configure(environ)
     assert environ["VK_DRIVER_FILES"] == environ["VK_ICD_FILENAMES"]
     written = json.loads(Path(environ["VK_DRIVER_FILES"]).read_text())
     assert str(library) == written["ICD"]["library_path"]
@@ -53,17 +53,17 @@ def test_it_is_added_to_the_drivers_of_others(host):
     install_nvidia(host)
     register(host, "lvp_icd.json")
     environ = environment(host)
-    loader.configure(environ)
+    vulkan.configure(environ)
     assert Path(environ["VK_ADD_DRIVER_FILES"]).name == "nvidia_icd.json"
     assert "VK_DRIVER_FILES" not in environ
-    assert [file.name for file in loader.icd_files(environ)] == ["nvidia_icd.json", "lvp_icd.json"]
+    assert [file.name for file in vulkan.icd_files(environ)] == ["nvidia_icd.json", "lvp_icd.json"]
 
 
 def test_a_registered_nvidia_driver_is_left_alone(host):
     install_nvidia(host)
     register(host, "nvidia_icd.json")
     environ = environment(host)
-    loader.configure(environ)
+    vulkan.configure(environ)
     assert environment(host) == environ
 
 
@@ -71,49 +71,49 @@ def test_a_registered_nvidia_driver_is_left_alone(host):
 def test_what_the_user_set_is_left_alone(host, variable):
     install_nvidia(host)
     environ = environment(host, **{variable: "mine.json"})
-    loader.configure(environ)
+    vulkan.configure(environ)
     assert environment(host, **{variable: "mine.json"}) == environ
 
 
 def test_without_nvidia_nothing_is_set(host):
     environ = environment(host)
-    loader.configure(environ)
+    vulkan.configure(environ)
     assert environment(host) == environ
 
 
 def test_mesa_is_kept_quiet_where_there_is_no_session(host):
     environ = environment(host)
     del environ["XDG_RUNTIME_DIR"]
-    loader.configure(environ)
+    vulkan.configure(environ)
     assert environ["NODEVICE_SELECT"] == "1"
 
 
 def test_a_folder_of_driver_files_can_be_named(host):
     files = [register(host, name) for name in ("a.json", "b.json")]
-    assert files == loader.icd_files(environment(host, VK_DRIVER_FILES=str(files[0].parent)))
-    assert files[1:] == loader.icd_files(environment(host, VK_ICD_FILENAMES=f"{files[1]}:gone.json"))
+    assert files == vulkan.icd_files(environment(host, VK_DRIVER_FILES=str(files[0].parent)))
+    assert files[1:] == vulkan.icd_files(environment(host, VK_ICD_FILENAMES=f"{files[1]}:gone.json"))
 
 
 def test_no_loader(host, monkeypatch):
-    monkeypatch.setattr(loader, "load_loader", lambda: False)
-    assert loader.diagnosis(environment(host)) == (
+    monkeypatch.setattr(vulkan, "load_loader", lambda: False)
+    assert vulkan.diagnosis(environment(host)) == (
         "No GPU adapter: the Vulkan loader (libvulkan.so.1) is missing. "
         "Run: apt-get install libvulkan1 mesa-vulkan-drivers"
     )
 
 
 def test_no_driver(host, monkeypatch):
-    monkeypatch.setattr(loader, "_SYSTEM_CONFIG", str(host / "etc"))
-    assert loader.diagnosis(environment(host)) == (
+    monkeypatch.setattr(vulkan, "_SYSTEM_CONFIG", str(host / "etc"))
+    assert vulkan.diagnosis(environment(host)) == (
         "No GPU adapter: the Vulkan loader is there, but no driver is registered with it. "
         "Run: apt-get install libvulkan1 mesa-vulkan-drivers"
     )
 
 
 def test_no_adapter_of_the_drivers(host, monkeypatch):
-    monkeypatch.setattr(loader, "_SYSTEM_CONFIG", str(host / "etc"))
+    monkeypatch.setattr(vulkan, "_SYSTEM_CONFIG", str(host / "etc"))
     register(host, "radeon_icd.json")
-    assert loader.diagnosis(environment(host)) == (
+    assert vulkan.diagnosis(environment(host)) == (
         "No GPU adapter: the registered Vulkan drivers (radeon_icd.json) find no GPU. "
         "For a software adapter run: apt-get install libvulkan1 mesa-vulkan-drivers"
     )

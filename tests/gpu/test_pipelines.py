@@ -1,4 +1,4 @@
-"""How long pipelines live: as long as a plan uses them, and some while longer."""
+"""The lifetime of pipelines: as long as a plan uses them, and a while longer."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def alive(device: Device) -> int:
 
 
 def test_what_nothing_uses_goes_but_for_the_last(device: Device) -> None:
-    cache = PipelineCache(device.api, kept=3)
+    cache = PipelineCache(device.api, max_unused=3)
     kernels, before = distinct(8), alive(device)
     for kernel in kernels:
         cache.get(kernel)
@@ -40,7 +40,7 @@ def test_what_nothing_uses_goes_but_for_the_last(device: Device) -> None:
 
 
 def test_what_is_used_is_shared_however_long_ago_it_was_asked_for(device: Device) -> None:
-    cache = PipelineCache(device.api, kept=1)
+    cache = PipelineCache(device.api, max_unused=1)
     first, *others = distinct(5)
     used = cache.get(first)
     for kernel in others:
@@ -52,9 +52,9 @@ def test_what_is_used_is_shared_however_long_ago_it_was_asked_for(device: Device
 def test_several_compile_at_once(device: Device) -> None:
     cache = PipelineCache(device.api)
     kernels = [replace(plans.ADD, wgsl=f"{plans.ADD.wgsl}// together {k}\n") for k in range(5)]
-    made = cache.get_all([*kernels, kernels[0]])
-    assert (5, True) == (cache.compiled, made[0] is made[5])
-    assert made[:5] == [cache.get(kernel) for kernel in kernels]
+    pipelines = cache.get_all([*kernels, kernels[0]])
+    assert (5, True) == (cache.compiled, pipelines[0] is pipelines[5])
+    assert pipelines[:5] == [cache.get(kernel) for kernel in kernels]
 
 
 def test_of_several_the_wrong_one_is_named(device: Device) -> None:
@@ -69,7 +69,7 @@ def test_of_several_the_wrong_one_is_named(device: Device) -> None:
 
 
 def test_a_plan_keeps_its_pipelines(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device, "_pipelines", PipelineCache(device.api, kept=1))
+    monkeypatch.setattr(device, "_pipelines", PipelineCache(device.api, max_unused=1))
     x = np.arange(plans.N, dtype=np.float32)
     before = alive(device)
     with Session(device) as session:

@@ -43,23 +43,23 @@ def test_cases(part: int) -> None:
         inputs = given(graph, problem.case, arrays)
         target = replace(device().target, device_class=CLASSES["discrete"])
         plan = plan_of(graph, target, inputs, grows(problem.case.args))
-        results, found = under_poison(plan, inputs)
+        results, marks = under_poison(plan, inputs)
         if REGISTRY[problem.case.op].hollow:  # a program has zeros for its first result: see compiler/build.py
-            results[0], found = problem.eager[0], found[1:]
-        if found:
-            wrong[name] = found
+            results[0], marks = problem.eager[0], marks[1:]
+        if marks:
+            wrong[name] = marks
         problem.compare(results, loses=device().target.name.startswith("SwiftShader"))
     assert {} == wrong
 
 
 def test_what_is_written_outside_is_seen() -> None:
-    results, found = under_poison(add(), [np.ones(N, np.float32)] * 2)  # its kernel writes as far as it is bound
-    assert ["y is written behind its end"] == found
+    results, marks = under_poison(add(), [np.ones(N, np.float32)] * 2)  # its kernel writes as far as it is bound
+    assert ["y is written behind its end"] == marks
     assert (results[0] == 2).all()
 
 
 def test_what_is_read_outside_is_seen() -> None:
     reads = replace(ADD, wgsl=ADD.wgsl.replace("id.x < arrayLength(&y)", "id.x < 20").replace("b[id.x]", "b[id.x + 1]"))
-    results, found = under_poison(replace(add(), kernels=(reads,)), [np.ones(N, np.float32)] * 2)
-    assert ["result 0 depends on what is outside of buffers"] == found
+    results, marks = under_poison(replace(add(), kernels=(reads,)), [np.ones(N, np.float32)] * 2)
+    assert ["result 0 depends on what is outside of buffers"] == marks
     assert (results[0][:-1] == 2).all()

@@ -1,4 +1,4 @@
-"""Timestamps around passes, what is made of them, the loads and what is copied. No time is held against another."""
+"""Timestamps around passes, the figures derived from them, and the loads. No test compares times."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ from tests.gpu import plans
 
 from ptegpu.dtypes import DType
 from ptegpu.errors import InvalidInput, LimitExceeded, SubmitError
-from ptegpu.gpu import stress
+from ptegpu.gpu import measurement
 from ptegpu.gpu.measurement import _copy_bytes
-from ptegpu.gpu.profile import KernelTime, busy, kernel_times, launches, pass_time
-from ptegpu.gpu.timer import Timer
+from ptegpu.gpu.timing import KernelTime, Timer, busy, kernel_times, launches, pass_time
 from ptegpu.plan.plan import Binding, Dispatch, Input, Port
 from ptegpu.plan.target import CLASSES, Target
 
@@ -26,7 +25,7 @@ X = np.arange(plans.N, dtype=np.float32)
 def profile(session, loaded, inputs, repeats=10):
     """Return the time of every dispatch, the median over `repeats` runs after one that does not count."""
     timer = Timer(session.device, each=True)
-    stress.warm(session.device)
+    measurement.warm(session.device)
     with timer.watching([session]):
         for _ in range(repeats + 1):
             session.run(loaded, inputs, read=[])
@@ -39,10 +38,10 @@ def test_a_device_says_whether_it_has_timestamps(device):
 
 def test_every_dispatch_has_a_time(session):
     plan = plans.chain(5)
-    found = profile(session, session.prepare(plan), [X], repeats=3)
-    assert [("add", d) for d in plan.dispatches] == [(k.kernel, k.dispatch) for k in found]
-    assert 0.0 == found[0].begin
-    for before, after in pairwise(found):
+    measured = profile(session, session.prepare(plan), [X], repeats=3)
+    assert [("add", d) for d in plan.dispatches] == [(k.kernel, k.dispatch) for k in measured]
+    assert 0.0 == measured[0].begin
+    for before, after in pairwise(measured):
         assert before.seconds >= 0.0
         assert after.begin >= before.begin + before.seconds
 
@@ -55,13 +54,13 @@ def test_passes_that_are_split_compute_the_same(session):
 
 
 def test_more_queries_than_a_set_holds(session, monkeypatch):
-    monkeypatch.setattr("ptegpu.gpu.timer.MAX_QUERIES", 32)
-    made = []
+    monkeypatch.setattr("ptegpu.gpu.timing.MAX_QUERIES", 32)
+    set_sizes = []
     api = session.device.api
     original = api.query_set
-    monkeypatch.setattr(api, "query_set", lambda count: made.append(count) or original(count))
+    monkeypatch.setattr(api, "query_set", lambda count: set_sizes.append(count) or original(count))
     assert 40 == len(profile(session, session.prepare(plans.chain(40)), [X], repeats=1))
-    assert [32, 32, 16] * 2 == made  # one run to warm up, one that counts
+    assert [32, 32, 16] * 2 == set_sizes  # one run to warm up, one that counts
 
 
 def test_symbolic_ints_and_empty_dispatches(session):
@@ -115,9 +114,9 @@ def test_ticks_become_seconds_since_the_first_pass(session, monkeypatch):
         with timer.watching([session]):
             session.run(prepared, [X], read=[])
     expected = [[(0, 100e-9), (140e-9, 240e-9)], [(2000e-9, 3000e-9), (3000e-9, 3020e-9)]]
-    for wanted, run in zip(expected, timer.runs, strict=True):
+    for passes, run in zip(expected, timer.runs, strict=True):
         assert run.plan.dispatches == prepared.plan.dispatches
-        np.testing.assert_allclose(run.spans, wanted)
+        np.testing.assert_allclose(run.spans, passes)
 
 
 def test_a_pass_counts_from_the_end_of_the_one_before():
@@ -154,7 +153,7 @@ def test_profiles_leave_nothing_behind(session):
 
 
 def test_the_copying_load_copies(session):
-    plan = stress.copying(Target(max_groups=2), 16 * 1000)
+    plan = measurement.copying(Target(max_groups=2), 16 * 1000)
     assert (2, 2) == plan.dispatches[0].grid
     shape = (4000,)
     plan = replace(plan, inputs=(Input("x", 0, DType.F32, shape),))
@@ -165,7 +164,7 @@ def test_the_copying_load_copies(session):
 
 
 def test_the_arithmetic_load_computes(session):
-    plan = stress.arithmetic(Target(max_invocations=64), groups=2, turns=8)
+    plan = measurement.arithmetic(Target(max_invocations=64), groups=2, turns=8)
     plan = plans.giving(plan, Port("y", 1, DType.F32, (128, 4)))
     (y,) = session.run(session.prepare(plan), [])
     start = np.array([[n, 0, 1, 2] for n in range(128)], np.float32) + 1
@@ -174,13 +173,13 @@ def test_the_arithmetic_load_computes(session):
 
 
 def test_only_a_gpu_is_warmed(device, monkeypatch):
-    small = stress.arithmetic
-    monkeypatch.setattr(stress, "arithmetic", lambda target, groups, turns: small(target, 1, 1))
-    for kind, sizes in stress.SIZES.items():
-        monkeypatch.setitem(stress.SIZES, kind, sizes._replace(seconds=min(sizes.seconds, 0.001)))
+    small = measurement.arithmetic
+    monkeypatch.setattr(measurement, "arithmetic", lambda target, groups, turns: small(target, 1, 1))
+    for kind, sizes in measurement.SIZES.items():
+        monkeypatch.setitem(measurement.SIZES, kind, sizes._replace(seconds=min(sizes.seconds, 0.001)))
         monkeypatch.setattr(device, "target", replace(device.target, device_class=CLASSES[kind]))
         before = device.counters.snapshot()
-        stress.warm(device)
+        measurement.warm(device)
         assert (kind == "software") == (device.counters.since(before).dispatches == 0)
 
 

@@ -96,24 +96,24 @@ def test_plans_of_one_graph_share_buffers_but_not_parameters(session, device):
     device.pool.clear()  # of what other tests left
     before = device.counters.snapshot()
     triple = session.prepare(plans.scale((3.0,), "params1"))
-    made = device.counters.since(before)
-    assert (made.buffers_created, made.bind_groups_created, made.pipelines_created) == (1, 1, 0)
+    counted = device.counters.since(before)
+    assert (counted.buffers_created, counted.bind_groups_created, counted.pipelines_created) == (1, 1, 0)
     np.testing.assert_array_equal(2 * X, session.run(double, [X])[0])
     np.testing.assert_array_equal(3 * X, session.run(triple, [X])[0])
 
 
 def test_sessions_share_constants_and_the_last_one_gives_them_back(device):
     constants = SharedConstants()
-    one, two = Session(device, constants), Session(device, constants)
-    first = one.prepare(plans.chain())
+    session_1, session_2 = Session(device, constants), Session(device, constants)
+    first = session_1.prepare(plans.chain())
     before = device.counters.snapshot()
-    second = two.prepare(plans.chain())
+    second = session_2.prepare(plans.chain())
     assert device.counters.since(before).bytes_uploaded == 0
     assert first.buffers[1] is second.buffers[1]
-    one.close()
+    session_1.close()
     assert len(constants) == 1
-    np.testing.assert_array_equal(1 + 3 * X, two.run(second, [ONES])[1])
-    two.close()
+    np.testing.assert_array_equal(1 + 3 * X, session_2.run(second, [ONES])[1])
+    session_2.close()
     assert len(constants) == 0
 
 
@@ -121,10 +121,10 @@ def test_a_shared_constant_of_another_size_is_refused(device):
     constants = SharedConstants()
     plan = plans.chain()
     larger = replace(plan, buffers=(plan.buffers[0], Buffer("w", 96, "constant", 0), *plan.buffers[2:]))
-    with Session(device, constants) as one, Session(device, constants) as two:
-        one.prepare(plan)
+    with Session(device, constants) as session_1, Session(device, constants) as session_2:
+        session_1.prepare(plan)
         with pytest.raises(DeviceError) as caught:
-            two.prepare(larger)
+            session_2.prepare(larger)
         assert str(caught.value) == "plan chain: buffer w has 96 bytes, but 80 in an earlier plan"
 
 
@@ -163,11 +163,11 @@ def test_state_starts_at_its_first_bytes_and_returns_to_them(session):
 
 
 def test_state_of_two_sessions_is_apart(device):
-    with Session(device) as one, Session(device) as two:
+    with Session(device) as session_1, Session(device) as session_2:
         plan = plans.accumulate()
-        first, second = one.prepare(plan), two.prepare(plan)
-        one.run(first, [X])
-        np.testing.assert_array_equal(X, two.run(second, [X])[0])
+        first, second = session_1.prepare(plan), session_2.prepare(plan)
+        session_1.run(first, [X])
+        np.testing.assert_array_equal(X, session_2.run(second, [X])[0])
 
 
 def test_a_buffer_from_the_pool_starts_as_zeros(device):
@@ -186,7 +186,7 @@ def test_symbolic_ints_are_written_when_they_change(session, device):
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("inputs", "message"),
     [
         ([], "plan fill takes 1 inputs, 0 given"),
         ([2**31], "plan fill: a symbolic int does not fit 32 bits"),
@@ -195,9 +195,9 @@ def test_symbolic_ints_are_written_when_they_change(session, device):
         ([X], "input 0 (s) must be an int, not ndarray"),
     ],
 )
-def test_unusable_symbolic_ints_are_refused(session, given, message):
+def test_unusable_symbolic_ints_are_refused(session, inputs, message):
     with pytest.raises(InvalidInput) as caught:
-        run(session, plans.fill(5, (1, 1)), *given)
+        run(session, plans.fill(5, (1, 1)), *inputs)
     assert message == str(caught.value)
 
 
@@ -265,13 +265,13 @@ def test_a_device_tensor_feeds_another_session_without_the_host(session, device)
 
 def test_a_device_tensor_is_copied_once_for_several_runs(session, device, monkeypatch):
     copies, copy = [], Recording.copy
-    monkeypatch.setattr(Recording, "copy", lambda *given: copies.append(given) or copy(*given))
+    monkeypatch.setattr(Recording, "copy", lambda *value: copies.append(value) or copy(*value))
     with Session(device) as other:
         (sum_of,) = run(session, plans.add(), X, ONES, read=[])
         prepared = other.prepare(plans.scale())
-        for given, expected, count in ((sum_of, X + 1, 2), (sum_of, X + 1, 1), (X, X, 1), (sum_of, X + 1, 2)):
+        for value, expected, count in ((sum_of, X + 1, 2), (sum_of, X + 1, 1), (X, X, 1), (sum_of, X + 1, 2)):
             copies.clear()
-            np.testing.assert_array_equal(3 * expected, other.run(prepared, [given])[0])
+            np.testing.assert_array_equal(3 * expected, other.run(prepared, [value])[0])
             assert count == len(copies)  # one of them reads the result back
         session.run(session.prepare(plans.add()), [ONES, ONES], read=[])
         with pytest.raises(InvalidInput, match="from an earlier run"):
@@ -363,8 +363,8 @@ def test_a_prepare_that_fails_leaves_the_session_as_it_was(session, device):
     before = device.counters.snapshot()
     with pytest.raises(DeviceError):
         session.prepare(replace(plan, kernels=(broken,)))
-    made = device.counters.since(before)
-    assert (0, 0, 0) == (made.pipelines_created, made.bind_groups_created, made.dispatches)
+    counted = device.counters.since(before)
+    assert (0, 0, 0) == (counted.pipelines_created, counted.bind_groups_created, counted.dispatches)
     assert session._store.missing(plan) == list(plan.buffers)
     np.testing.assert_array_equal(X + X, run(session, plan, X, X)[0])
 
@@ -443,9 +443,9 @@ def test_runs_that_are_held_share_a_submit_and_a_read_back(session, device):
     total = session.prepare(plans.accumulate())
     session.run(total, [X])
     before = device.counters.snapshot()
-    held = [session.start(total, [n * ONES], hold=n < 3) for n in range(1, 4)]
+    pending = [session.start(total, [n * ONES], hold=n < 3) for n in range(1, 4)]
     assert 1 == device.counters.since(before).submits
-    for n, run in enumerate(held, 1):
+    for n, run in enumerate(pending, 1):
         np.testing.assert_array_equal(X + n * (n + 1) / 2, run.result()[0])
     assert (1, 1) == (device.counters.since(before).submits, device.counters.since(before).readbacks)
     np.testing.assert_array_equal(X + 6, session.run(total, [0 * X])[0])
@@ -469,21 +469,21 @@ def test_a_run_that_is_held_begins_when_it_is_asked_for(session, device):
 
 def test_symbolic_ints_of_runs_that_are_held(session):
     fill = session.prepare(plans.fill(100, (1, 2)))
-    held = [session.start(fill, [n], hold=True) for n in (3, 3, 5, 2)]
-    for n, run in zip((3, 3, 5, 2), held, strict=True):
+    pending = [session.start(fill, [n], hold=True) for n in (3, 3, 5, 2)]
+    for n, run in zip((3, 3, 5, 2), pending, strict=True):
         np.testing.assert_array_equal(np.arange(100) + n, run.result()[0])
 
 
 def test_what_was_held_with_a_run_that_fails_never_begins(session, monkeypatch):
     fill, total = session.prepare(plans.fill(100, (1, 2))), session.prepare(plans.accumulate())
     session.run(fill, [4])
-    held = session.start(fill, [9], hold=True)
+    pending = session.start(fill, [9], hold=True)
     with monkeypatch.context() as patch:
         patch.setattr(Recording, "compute", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             session.start(total, [X])
     with pytest.raises(DeviceError, match="batched with one that failed"):
-        held.result()
+        pending.result()
     for n in (9, 4):
         np.testing.assert_array_equal(np.arange(100) + n, session.run(fill, [n])[0])
     np.testing.assert_array_equal(X, session.run(total, [X])[0])
@@ -493,7 +493,7 @@ def test_a_large_upload_that_fails_counts_nothing_as_written(session, monkeypatc
     add = session.prepare(plans.add())
     session.run(add, [X, X])
     assert [add] == list(session._guard.params)
-    monkeypatch.setattr("ptegpu.gpu.session.LARGEST", 0)
+    monkeypatch.setattr("ptegpu.gpu.session.MAX_UPLOAD", 0)
     with monkeypatch.context() as patch:
         patch.setattr(session.device, "write", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
@@ -504,13 +504,13 @@ def test_a_large_upload_that_fails_counts_nothing_as_written(session, monkeypatc
 
 def test_runs_that_are_held_and_discarded(session):
     add = session.prepare(plans.add())
-    held = [session.start(add, [X, n * ONES], hold=n < 5) for n in range(6)]
-    for run in held[:3]:
+    pending = [session.start(add, [X, n * ONES], hold=n < 5) for n in range(6)]
+    for run in pending[:3]:
         run.discard()
-    np.testing.assert_array_equal(X + 4, held[4].result()[0])
+    np.testing.assert_array_equal(X + 4, pending[4].result()[0])
     other = session.start(add, [X, X])
-    np.testing.assert_array_equal(X + 3, held[3].result()[0])
-    held[5].discard()
+    np.testing.assert_array_equal(X + 3, pending[3].result()[0])
+    pending[5].discard()
     np.testing.assert_array_equal(X + X, other.result()[0])
 
 
@@ -527,17 +527,17 @@ def test_inputs_are_the_callers_again_once_a_run_has_started(session):
 
 @pytest.mark.parametrize("largest", [8, 1 << 20])
 def test_arrays_that_are_written_in_pieces(session, monkeypatch, largest):
-    monkeypatch.setattr("ptegpu.gpu.session.LARGEST", largest)
+    monkeypatch.setattr("ptegpu.gpu.session.MAX_UPLOAD", largest)
     add = session.prepare(plans.add())
-    held = session.start(add, [X, X[::-1]], hold=True)
+    pending = session.start(add, [X, X[::-1]], hold=True)
     np.testing.assert_array_equal(X + ONES, session.run(add, [X, ONES])[0])
-    np.testing.assert_array_equal(X + X[::-1], held.result()[0])
+    np.testing.assert_array_equal(X + X[::-1], pending.result()[0])
 
 
 def test_arrays_that_several_threads_copy(session, monkeypatch):
-    monkeypatch.setattr("ptegpu.gpu.uploads._FEW", 0)
-    monkeypatch.setattr("ptegpu.gpu.uploads._BY_THREADS", 1)
-    monkeypatch.setattr("ptegpu.gpu.uploads._THREADS", 3)
+    monkeypatch.setattr("ptegpu.gpu.buffers._SMALL", 0)
+    monkeypatch.setattr("ptegpu.gpu.buffers._BY_THREADS", 1)
+    monkeypatch.setattr("ptegpu.gpu.buffers._THREADS", 3)
     add = session.prepare(plans.add())
     for n in range(5):
         np.testing.assert_array_equal(X * n + X[::-1], session.run(add, [X * n, X[::-1]])[0])
@@ -556,10 +556,10 @@ def test_uploads_use_the_same_buffers_again(session, device):
 
 
 def test_preparing_tells_how_far_it_is(session, device):
-    told: list[tuple[str, int, int]] = []
+    events: list[tuple[str, int, int]] = []
     add = plans.ADD.wgsl
     kernels = tuple(replace(plans.ADD, wgsl=f"const told{n} = 0;\n{add}") for n in range(3))
-    session.prepare(replace(plans.chain(), kernels=kernels), progress=lambda *report: told.append(report))
-    assert [("Uploading weights", 80, 80)] == [report for report in told if report[0] == "Uploading weights"]
-    compiled = [report[1:] for report in told if report[0] == "Compiling kernels"]
+    session.prepare(replace(plans.chain(), kernels=kernels), progress=lambda *report: events.append(report))
+    assert [("Uploading weights", 80, 80)] == [report for report in events if report[0] == "Uploading weights"]
+    compiled = [report[1:] for report in events if report[0] == "Compiling kernels"]
     assert compiled == sorted(compiled) and (3, 3) == compiled[-1]

@@ -1,4 +1,4 @@
-"""One plan at many sizes: what is evaluated, what is written, and what is never made again."""
+"""One plan at many sizes: its evaluation, its uploads, and the objects that are made only once."""
 
 from __future__ import annotations
 
@@ -125,10 +125,10 @@ def test_no_dispatch_where_there_is_nothing_to_do(session: Session, device: Devi
 
 def test_sizes_that_the_plan_refuses_or_does_not_know(session: Session) -> None:
     prepared = session.prepare(sized())
-    found = f"plan sized cannot run at [({{}},)]; of sizes like these it was found: {REFUSAL}"
+    template = f"plan sized cannot run at [({{}},)]; of sizes like these it was found: {REFUSAL}"
     for n, message in (
-        (150, found.format(150)),
-        (180, found.format(180)),
+        (150, template.format(150)),
+        (180, template.format(180)),
         (181, "plan sized does not hold for [(181,)]"),
     ):
         with pytest.raises(Unplanned) as caught:
@@ -221,19 +221,19 @@ def test_no_size_of_a_program_makes_or_keeps_anything(device: Device) -> None:
         program.prepare()
         sizes(1)  # the longest is read back through a staging buffer
         program(tokens(8))
-        few, first = sizes(7)
-        many, made = sizes(200)
-        for used in (first, made):
+        objects_after_7, first = sizes(7)
+        objects_after_200, second = sizes(200)
+        for used in (first, second):
             assert (0, 0, 0) == (used.buffers_created, used.pipelines_created, used.bind_groups_created)
-        assert few == many
+        assert objects_after_7 == objects_after_200
         engines = program.method("forward")._method.runners.values()
         assert [0] * len(engines) == [e.extended for e in engines]
 
 
 def test_kernels_for_the_sizes_that_are_told_are_there_first(device: Device) -> None:
-    told = ([], [{"x[0]": 7}], [{"x[0]": 120}], [{"x[0]": 7}, {"x[0]": 120}], [{"x[0]": 170}], [{"x[0]": 190}])
-    found = []
-    for points in told:
+    point_lists = ([], [{"x[0]": 7}], [{"x[0]": 120}], [{"x[0]": 7}, {"x[0]": 120}], [{"x[0]": 170}], [{"x[0]": 190}])
+    families = []
+    for points in point_lists:
         with Session(device) as session:
-            found.append(sorted(session.prepare(sized(), points).pipelines))
-    assert [[], [0], [1], [0, 1], [], []] == found
+            families.append(sorted(session.prepare(sized(), points).pipelines))
+    assert [[], [0], [1], [0, 1], [], []] == families

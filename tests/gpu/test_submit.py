@@ -14,7 +14,6 @@ import pytest
 
 from ptegpu.gpu import open_device
 from ptegpu.gpu.recorder import FIRST, FURTHER, LONG, Steps
-from ptegpu.gpu.submit import submit
 from ptegpu.plan.plan import Kernel
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -23,7 +22,6 @@ CASE = """
 import sys
 from ptegpu.errors import DeviceError
 from ptegpu.gpu import open_device
-from ptegpu.gpu.submit import submit
 
 case = sys.argv[1]
 device = open_device(subgroups=False)
@@ -35,11 +33,11 @@ if case == "destroyed":
 elif case == "mapped":
     staging.read(device, 64)
 elif case == "twice":
-    submit(device, recorder, (source, staging))
+    device.submit(recorder, (source, staging))
 elif case == "lost":
     device.api.destroy()
 try:
-    submit(device, recorder, (source, staging))
+    device.submit(recorder, (source, staging))
 except DeviceError as error:
     print(f"{type(error).__name__}: {error}")
 fresh = open_device(subgroups=False)
@@ -49,7 +47,7 @@ print(fresh.read(buffer, 16).decode())
 """
 
 UNGUARDED = CASE.replace(
-    "    submit(device, recorder, (source, staging))\nexcept", "    device.api.submit(recorder.end())\nexcept"
+    "    device.submit(recorder, (source, staging))\nexcept", "    device.api.submit(recorder.end())\nexcept"
 )
 
 
@@ -103,7 +101,7 @@ def test_a_long_pass_is_submitted_in_parts_that_run_in_order(count):
     with device.api.record() as recorder:
         recorder.compute_soon(steps)
         recorder.copy(buffer.handle, 0, staging.handle, 0, 16)
-        submit(device, recorder, (buffer, staging))
+        device.submit(recorder, (buffer, staging))
     want = 0
     for k in range(count):
         want = (want * 3 + k * k % 3) % 2**32

@@ -12,7 +12,7 @@ from ptegpu.errors import DeviceLost, ExecutionError, InvalidInput
 
 pytest.importorskip("ray", reason="ray is not installed: pip install 'ptegpu[ray]'")
 
-from ptegpu.runtime.options import LoadOptions
+from ptegpu.runtime import LoadOptions
 from ptegpu.serve import Limits
 from ptegpu.serve.models import Room
 from ptegpu.serve.ray import deployment, serving

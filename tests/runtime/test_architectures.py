@@ -19,9 +19,9 @@ def _line(a: Architecture) -> Any:
 
 @pytest.mark.parametrize("architecture", [_line(a) for a in ARCHITECTURES])
 def test_it_gives_what_pytorch_gives(architecture: Architecture) -> None:
-    found, known = run(architecture), figures()[architecture.name]
-    assert found.error < TOLERANCE
-    assert {**known, "error": 0} == {**models.entry(found), "error": 0}
+    actual, expected = run(architecture), figures()[architecture.name]
+    assert actual.error < TOLERANCE
+    assert {**expected, "error": 0} == {**models.entry(actual), "error": 0}
 
 
 def test_the_page_is_current() -> None:
@@ -30,7 +30,7 @@ def test_the_page_is_current() -> None:
 
 
 def test_what_needs_the_host_or_many_plans_says_why() -> None:
-    found = figures()
-    needs = {a.name for a in ARCHITECTURES if found[a.name]["host"] or found[a.name]["plans"] > 2}
+    by_name = figures()
+    needs = {a.name for a in ARCHITECTURES if by_name[a.name]["host"] or by_name[a.name]["plans"] > 2}
     assert needs == {a.name for a in ARCHITECTURES if a.why}
-    assert all(f["error"] < TOLERANCE for f in found.values())
+    assert all(f["error"] < TOLERANCE for f in by_name.values())

@@ -10,7 +10,7 @@ import pytest
 from ptegpu.dtypes import DType
 from ptegpu.errors import InvalidInput
 from ptegpu.plan.method import Var
-from ptegpu.runtime.arrays import Kind, as_array
+from ptegpu.runtime.arrays import ArrayKind, as_array
 
 MASKED = np.ma.masked_array(np.float32([1, 2]), [True, False])
 
@@ -35,17 +35,17 @@ class Foreign(np.ndarray):
 def test_an_array_of_bfloat16_is_its_bits() -> None:
     bits = np.array([0x3F80, 0x4000], np.uint16)
     var = Var("x", DType.BF16, (2,))
-    found = as_array(bits.view(Foreign), var, "input 0")
-    assert type(found) is np.ndarray and found.tolist() == bits.tolist()
-    assert Kind.of([bits.view(Foreign)]).bfloat16 is not None
-    assert Kind.of([bits]) == Kind(False, None)
+    converted = as_array(bits.view(Foreign), var, "input 0")
+    assert type(converted) is np.ndarray and converted.tolist() == bits.tolist()
+    assert ArrayKind.of([bits.view(Foreign)]).bfloat16 is not None
+    assert ArrayKind.of([bits]) == ArrayKind(False, None)
 
 
 def test_results_are_of_the_dtype_that_came_in() -> None:
     bits = np.array([0x3F80, 0x4000], np.uint16)
-    assert Kind(False, np.dtype("V2")).result(bits, DType.BF16).dtype == np.dtype("V2")
-    assert Kind(False, np.dtype("V2")).result(bits, DType.U16) is bits
-    assert Kind(False, None).result(bits, DType.BF16) is bits
+    assert ArrayKind(False, np.dtype("V2")).result(bits, DType.BF16).dtype == np.dtype("V2")
+    assert ArrayKind(False, np.dtype("V2")).result(bits, DType.U16) is bits
+    assert ArrayKind(False, None).result(bits, DType.BF16) is bits
 
 
 class Raises:
@@ -77,7 +77,7 @@ class BadArray:
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("argument", "message"),
     [
         (BadPack(ValueError("gone")), "input 0 cannot be read from a BadPack: gone"),
         (BadPack(KeyError("gone")), "input 0 cannot be read from a BadPack: 'gone'"),
@@ -89,9 +89,9 @@ class BadArray:
         (MASKED.astype(np.float64), "input 0 is a masked array: fill its gaps first, as with .filled(0)"),
     ],
 )
-def test_what_cannot_be_read_is_told(given: Any, message: str) -> None:
+def test_what_cannot_be_read_is_told(argument: Any, message: str) -> None:
     with pytest.raises(InvalidInput) as error:
-        as_array(given, Var("x", DType.F32, (2,)), "input 0")
+        as_array(argument, Var("x", DType.F32, (2,)), "input 0")
     assert message == str(error.value)
 
 
@@ -100,5 +100,5 @@ def test_a_subclass_of_an_array_is_its_numbers() -> None:
         def __array_finalize__(self, other: Any) -> None:
             pass
 
-    found = as_array(np.float32([1, 2]).view(Sub), Var("x", DType.F32, (2,)), "input 0")
-    assert type(found) is np.ndarray and [1, 2] == found.tolist()
+    array = as_array(np.float32([1, 2]).view(Sub), Var("x", DType.F32, (2,)), "input 0")
+    assert type(array) is np.ndarray and [1, 2] == array.tolist()

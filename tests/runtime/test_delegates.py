@@ -1,4 +1,4 @@
-"""What ExecuTorch's own lowering makes of modules, where it leaves out or adds what a reader does not expect."""
+"""Modules lowered by ExecuTorch itself, which leaves out or adds things that a reader does not expect."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ptegpu.format.delegate import read_delegate
 
 
 def lowered(module: nn.Module, args: tuple[Any, ...], partitioner: Any) -> bytes:
-    """As ExecuTorch does it, without anything that `ptegpu export` does before."""
+    """Lower a module like ExecuTorch, without the steps that `ptegpu export` adds."""
     cache_patterns()
     with quiet():
         program = torch.export.export(module.eval(), args)
@@ -77,8 +77,8 @@ class Unused(nn.Module):
 def test_an_input_that_the_blob_leaves_out_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """ExecuTorch's own exporter writes such files; ours keeps the inputs that nothing reads."""
     keep_unread_inputs()
-    kept = VkGraphBuilder.process_placeholder_node
-    monkeypatch.setattr(VkGraphBuilder, kept.__name__, kept.__wrapped__)
+    original = VkGraphBuilder.process_placeholder_node
+    monkeypatch.setattr(VkGraphBuilder, original.__name__, original.__wrapped__)
     module, x = Unused(), torch.randn(1, 5, 8)
     data = export(module, (x,), dynamic_shapes=({1: Dim("n", min=2, max=8)},))
     (method,) = read_program(data).methods

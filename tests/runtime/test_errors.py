@@ -1,4 +1,4 @@
-"""What a caller sees when something is wrong: the words, and that the program works as before afterwards."""
+"""The errors that a caller gets: their messages, and that the program still works afterwards."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ class Subclass(torch.Tensor):
 
 
 @pytest.mark.parametrize(
-    ("given", "kind"),
+    ("value", "kind"),
     [
         (GOOD.copy(order="F"), np.ndarray),
         (np.ones((2, 6), np.float32)[:, ::2], np.ndarray),
@@ -135,8 +135,8 @@ class Subclass(torch.Tensor):
     ],
     ids=["order F", "strides", "broadcast", "interface", "DLPack", "transposed", "parameter", "subclass", "list"],
 )
-def test_what_may_be_passed(program: Any, given: Any, kind: type) -> None:
-    result = program(given, GOOD)
+def test_what_may_be_passed(program: Any, value: Any, kind: type) -> None:
+    result = program(value, GOOD)
     assert type(result) is kind and np.asarray(result).tolist() == (GOOD * 3).tolist()
 
 
@@ -167,18 +167,18 @@ def test_bfloat16_comes_as_torch_as_bits_or_as_numbers(kinds: Any) -> None:
     assert torch.bfloat16 is result.dtype and [2, 3, 4] == result.tolist()
 
 
-@pytest.mark.parametrize(("dtype", "given"), [("float32", "float32"), ("float16", "float16"), ("int16", "int16")])
-def test_other_types_for_bfloat16_are_refused(kinds: Any, dtype: str, given: str) -> None:
+@pytest.mark.parametrize(("dtype", "name"), [("float32", "float32"), ("float16", "float16"), ("int16", "int16")])
+def test_other_types_for_bfloat16_are_refused(kinds: Any, dtype: str, name: str) -> None:
     with pytest.raises(ptegpu.InvalidInput) as error:
         kinds(np.ones(3, dtype), [1, 2])
     assert str(error.value) == (
-        f"input 0 of forward must be bfloat16[3], not {given}[3]: pass a torch.bfloat16 tensor, an ml_dtypes.bfloat16 "
+        f"input 0 of forward must be bfloat16[3], not {name}[3]: pass a torch.bfloat16 tensor, an ml_dtypes.bfloat16 "
         "array, a list of numbers, or the bits as uint16"
     )
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("numbers", "message"),
     [
         ([1.5, 2], "1.5 is not an integer"),
         ([float("nan"), 2], "nan is not an integer"),
@@ -186,29 +186,29 @@ def test_other_types_for_bfloat16_are_refused(kinds: Any, dtype: str, given: str
         ([1 << 70, 2], "Python int too large to convert to C long"),
     ],
 )
-def test_numbers_that_are_no_ints_are_refused(kinds: Any, given: list[Any], message: str) -> None:
+def test_numbers_that_are_no_ints_are_refused(kinds: Any, numbers: list[Any], message: str) -> None:
     with pytest.raises(ptegpu.InvalidInput) as error:
-        kinds(BITS, given)
+        kinds(BITS, numbers)
     assert str(error.value) == f"input 1 of forward must be a tensor of int64: {message}"
     assert [2, 4] == kinds(BITS, [1.0, 2.0])[1].tolist()
 
 
 def test_what_is_no_program() -> None:
-    for given in (3, None, ["model.pte"]):
+    for source in (3, None, ["model.pte"]):
         with pytest.raises(ptegpu.InvalidInput) as error:
-            ptegpu.load(given)
-        kind = type(given).__name__
+            ptegpu.load(source)
+        kind = type(source).__name__
         assert str(error.value) == f"a program is a path, bytes or a file open for reading bytes, not {kind}"
 
 
 def test_what_load_cannot_use(file: bytes) -> None:
-    for how, said in (
+    for options, message in (
         ({"device": 1.5}, 'device is "auto", an index or part of a name, not float'),
         ({"data": 3}, "data is one or several .ptd files, or mappings to bytes, not int"),
     ):
         with pytest.raises(ptegpu.InvalidInput) as error:
-            ptegpu.load(file, **how)
-        assert str(error.value) == said
+            ptegpu.load(file, **options)
+        assert str(error.value) == message
 
 
 def test_execute_takes_a_list(program: Any) -> None:
@@ -358,13 +358,15 @@ def test_an_int_that_no_program_takes_is_refused() -> None:
     assert str(error.value) == "input 0 of forward must be an int of at most 64 bits"
 
 
-@pytest.mark.parametrize("given", [torch.ones(2), np.ones(2), "x", object()], ids=["torch", "numpy", "str", "object"])
-def test_what_cannot_be_compared_is_not_the_exported_value(given: Any) -> None:
+@pytest.mark.parametrize(
+    "argument", [torch.ones(2), np.ones(2), "x", object()], ids=["torch", "numpy", "str", "object"]
+)
+def test_what_cannot_be_compared_is_not_the_exported_value(argument: Any) -> None:
     method = host_method("executorch_prim::add.Scalar", [4, 3, 0], (0,), (0, 1, 2))
     assert method(4) == 7
     with pytest.raises(ptegpu.InvalidInput) as error:
-        method(given)
-    assert str(error.value) == f"input 0 of forward must be 4, the value it was exported with, not {given!r}"
+        method(argument)
+    assert str(error.value) == f"input 0 of forward must be 4, the value it was exported with, not {argument!r}"
 
 
 def test_a_scale_of_zero_is_found_at_load() -> None:

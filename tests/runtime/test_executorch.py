@@ -34,8 +34,8 @@ class Counting(nn.Module):
 
 
 class Types(nn.Module):
-    def forward(self, *given: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return tuple(x.clone() for x in given)
+    def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tuple(x.clone() for x in tensors)
 
 
 class Next(nn.Module):
@@ -53,25 +53,25 @@ def pte(module: nn.Module, args: tuple[Any, ...], dynamic_shapes: Any = None, **
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("programs")
     dtypes = ["bool", "uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64"]
-    made = {
+    saved = {
         "counting": pte(Counting(), (X, 3), emit_mutable_buffer_names=True),
         "types": pte(Types(), tuple(torch.ones(2, dtype=getattr(torch, d)) for d in dtypes)),
         "dynamic": pte(Next(), (X,), ({0: Dim("n", max=4)},)),
     }
-    for name, data in made.items():
+    for name, data in saved.items():
         (folder / f"{name}.pte").write_bytes(data)
-    return {name: folder / f"{name}.pte" for name in made}
+    return {name: folder / f"{name}.pte" for name in saved}
 
 
 def script(runtime: Any, files: dict[str, Path]) -> dict[str, Any]:
-    """What a program written for `executorch.runtime` sees: values, and the errors it catches."""
-    seen: dict[str, Any] = {}
+    """Run a script written for `executorch.runtime`; return its values and the errors it catches."""
+    results: dict[str, Any] = {}
 
     def see(what: str, call: Callable[[], Any]) -> None:
         try:
-            seen[what] = call()
+            results[what] = call()
         except Exception as e:
-            seen[what] = e
+            results[what] = e
 
     rt: Any = runtime.Runtime.get()
     see("one runtime", lambda: rt is runtime.Runtime.get())
@@ -85,8 +85,8 @@ def script(runtime: Any, files: dict[str, Path]) -> dict[str, Any]:
     see("meta", lambda: (meta.name(), meta.num_inputs(), meta.num_outputs(), meta.num_attributes()))
     see("meta of the program", lambda: type(program.metadata("forward")) is runtime.MethodMeta)
     for what, info in (("input", meta.input_tensor_meta), ("output", meta.output_tensor_meta)):
-        found = info(0)
-        see(what, lambda f=found: (f.sizes(), f.dtype(), f.is_memory_planned(), f.nbytes(), repr(f)))
+        info_0 = info(0)
+        see(what, lambda f=info_0: (f.sizes(), f.dtype(), f.is_memory_planned(), f.nbytes(), repr(f)))
         for index in (1, 2):  # a number; nothing
             see(f"{what} {index}", lambda f=info, k=index: f(k))
     see("attribute", lambda: repr(meta.attribute_tensor_meta(0)))
@@ -95,7 +95,7 @@ def script(runtime: Any, files: dict[str, Path]) -> dict[str, Any]:
     see("no metadata", lambda: program.metadata("nope"))
     see("call", lambda: method.execute([X, 3]))
     see("call, again", lambda: method.execute((X, 3)))
-    for what, given in {
+    for what, inputs in {
         "too few": [X],
         "too many": [X, 3, 3],
         "dtype": [X.double(), 3],
@@ -107,7 +107,7 @@ def script(runtime: Any, files: dict[str, Path]) -> dict[str, Any]:
         "number for a tensor": [3, 3],
         "tensor for a number": [X, X],
     }.items():
-        see(what, lambda given=given: method.execute(given))
+        see(what, lambda inputs=inputs: method.execute(inputs))
     bytes_of_types = files["types"].read_bytes()
     types = rt.load_program(bytes_of_types)
     meta_of_types = types.metadata("forward")
@@ -127,34 +127,34 @@ def script(runtime: Any, files: dict[str, Path]) -> dict[str, Any]:
     see("backend", lambda: rt.backend_registry.is_available("NoSuchBackend"))
     see("backends", lambda: type(rt.backend_registry.registered_backend_names))
     see("operators", lambda: type(rt.operator_registry.operator_names))
-    return seen
+    return results
 
 
 def test_a_script_for_executorch_sees_the_same(files: dict[str, Path]) -> None:
-    expected, found = script(theirs, files), script(ours, files)
-    assert list(expected) == list(found)
+    expected, actual = script(theirs, files), script(ours, files)
+    assert list(expected) == list(actual)
     different = []
     for what, value in expected.items():
         if isinstance(value, Exception):
-            same = isinstance(found[what], type(value))
+            same = isinstance(actual[what], type(value))
         else:
-            same = not isinstance(found[what], Exception) and repr(value) == repr(found[what])
+            same = not isinstance(actual[what], Exception) and repr(value) == repr(actual[what])
         if not same:
-            different.append(f"{what}: {value!r}, not {found[what]!r}")
+            different.append(f"{what}: {value!r}, not {actual[what]!r}")
     assert [] == different
 
 
 def test_its_errors_say_what_to_do(files: dict[str, Path]) -> None:
-    found = script(ours, files)
-    said = {what: str(error) for what, error in found.items() if isinstance(error, Exception)}
-    assert said["input 1"] == "input 1 of forward is not a tensor, but 3"
-    assert said["input 2"] == "forward has no input 2: there are 2, counted from 0"
-    assert said["no metadata"] == "no method 'nope'; the program has forward"
-    assert said["too few"] == "forward takes 2 inputs, 1 given (input 0: float32[2, 3], input 1: int 3)"
-    assert said["another number"] == "input 1 of forward must be 3, the value it was exported with, not 4"
-    assert said["missing"] == "no-such-folder/model.pte: cannot be read: No such file or directory"
-    assert said["missing data"] == "no-such-folder/model.ptd: cannot be read: No such file or directory"
-    assert said["no program"] == "a program is bytes, a path or an open file, not int"
+    outcome = script(ours, files)
+    messages = {what: str(error) for what, error in outcome.items() if isinstance(error, Exception)}
+    assert messages["input 1"] == "input 1 of forward is not a tensor, but 3"
+    assert messages["input 2"] == "forward has no input 2: there are 2, counted from 0"
+    assert messages["no metadata"] == "no method 'nope'; the program has forward"
+    assert messages["too few"] == "forward takes 2 inputs, 1 given (input 0: float32[2, 3], input 1: int 3)"
+    assert messages["another number"] == "input 1 of forward must be 3, the value it was exported with, not 4"
+    assert messages["missing"] == "no-such-folder/model.pte: cannot be read: No such file or directory"
+    assert messages["missing data"] == "no-such-folder/model.ptd: cannot be read: No such file or directory"
+    assert messages["no program"] == "a program is bytes, a path or an open file, not int"
     with pytest.raises(ours.InvalidInput) as error:
         ours.Runtime.get().load_program(files["types"], enable_etdump=True)
     assert str(error.value) == "ptegpu makes no ETDump: leave enable_etdump out, and use Method.profile"

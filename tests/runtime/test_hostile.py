@@ -85,10 +85,10 @@ class Chance:
         args = [self.operand(p.kinds) for p in schema.parameters if p.name != "options"]
         args = args[: self.rng.choice([len(args)] * 9 + [len(args) // 2])]
         outs = tuple(self.var(op in PRIMS) for _ in range(self.rng.choice([0, 1, 1, 1, 1, 2, 3])))
-        given = [v for v in variables(tuple(args)) if v.kind != "constant"]
-        for v in given:
+        inputs = [v for v in variables(tuple(args)) if v.kind != "constant"]
+        for v in inputs:
             v.kind = "input"
-        return FlatMethod("forward", list(given), list(outs), [Call(op, tuple(args), outs, f"{op} #0")])
+        return FlatMethod("forward", list(inputs), list(outs), [Call(op, tuple(args), outs, f"{op} #0")])
 
 
 @pytest.mark.slow

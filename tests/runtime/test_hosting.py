@@ -66,10 +66,10 @@ class Positions(nn.Module):
 @EITHER
 @pytest.mark.parametrize("module", [Buckets, Positions])
 def test_int64_that_the_gpu_cannot_compute_is_one_plan_still(module: type[nn.Module], delegate: bool) -> None:
-    made = module().eval()
-    with ptegpu.load(export(made, (ids(9),), dynamic_shapes=({1: LENGTH},), delegate=delegate)) as program:
+    instance = module().eval()
+    with ptegpu.load(export(instance, (ids(9),), dynamic_shapes=({1: LENGTH},), delegate=delegate)) as program:
         for n in (9, 2, 12, 9, 5):
-            check(program, made, ids(n))
+            check(program, instance, ids(n))
         assert 1 == len(program.method("forward").plans)
 
 
@@ -173,13 +173,13 @@ class Rows(nn.Module):
 
 
 def test_an_index_beyond_int32_is_out_of_range() -> None:
-    module, given = Rows(), (ids(5), torch.tensor([1]))
-    with ptegpu.load(export(module, given, delegate=False)) as program:
-        check(program, module, *given)
+    module, inputs = Rows(), (ids(5), torch.tensor([1]))
+    with ptegpu.load(export(module, inputs, delegate=False)) as program:
+        check(program, module, *inputs)
         message = r"is out of range for aten::embedding.out #\d+, which takes 0 to 8"
         with pytest.raises(ptegpu.IndexOutOfRange, match=message):
             program(torch.full((1, 5), 3), torch.tensor([2**40]))
-        check(program, module, *given)
+        check(program, module, *inputs)
 
 
 class Applied(nn.Module):

@@ -51,9 +51,9 @@ def same(got: Any, want: Any) -> None:
         close(g, w.detach())
 
 
-def load(module: nn.Module, inputs: tuple[Any, ...], *, delegate: bool = True, **how: Any) -> ptegpu.Program:
+def load(module: nn.Module, inputs: tuple[Any, ...], *, delegate: bool = True, **options: Any) -> ptegpu.Program:
     torch_operator("et_vk.embedding_q4gsw.default")  # defines the namespace
-    return ptegpu.load(export(module, inputs, delegate=delegate, **how))
+    return ptegpu.load(export(module, inputs, delegate=delegate, **options))
 
 
 PACKED = torch.arange(ROWS * WIDTH, dtype=torch.uint8).reshape(ROWS, WIDTH) * 5
@@ -75,7 +75,7 @@ OPERATORS: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], int]] = {
 
 
 def operators(delegate: bool) -> list[str]:
-    """Those there are; the exporter has the last one in delegates alone."""
+    """List the operators; the exporter uses the last one only in delegates."""
     return list(OPERATORS) if delegate else list(OPERATORS)[:-1]
 
 
@@ -118,12 +118,12 @@ def test_an_index_out_of_range_is_refused(delegate: bool) -> None:
         for k, name in enumerate(names):
             low = OPERATORS[name][1]
             for bad in (-11, -1, 10, 2**31 - 1, -(2**31)):
-                given = [*good[:k], torch.tensor([[1, bad, 0]]), *good[k + 1 :]]
+                arguments = [*good[:k], torch.tensor([[1, bad, 0]]), *good[k + 1 :]]
                 if low <= bad < ROWS:
-                    same(program(*given), module(*given))
+                    same(program(*arguments), module(*arguments))
                     continue
-                where = f"{NAMES[delegate][k]}, which takes {low} to 9"
-                assert refusal(program, *given) == f"input {k}: the index {bad} at [0, 1] is out of range for {where}"
+                expected = f"is out of range for {NAMES[delegate][k]}, which takes {low} to 9"
+                assert f"input {k}: the index {bad} at [0, 1] {expected}" == refusal(program, *arguments)
             same(program(*good), module(*good))
 
 
@@ -141,30 +141,30 @@ MOVES: list[Callable[[Tensor], Tensor]] = [
 
 @pytest.mark.parametrize("delegate", [True, False])
 def test_an_index_is_followed_through_moves_to_its_place_in_the_input(delegate: bool) -> None:
-    module = Table(lambda t, *many: tuple(F.embedding(move(i), t) for move, i in zip(MOVES, many, strict=True)))
+    module = Table(lambda t, *indices: tuple(F.embedding(move(i), t) for move, i in zip(MOVES, indices, strict=True)))
     good = [GOOD.clone() for _ in MOVES]
     with load(module, tuple(good), delegate=delegate) as program:
         same(program(*good), module(*good))
         for k in range(len(MOVES)):
-            said = refusal(program, *good[:k], torch.tensor([[1, 10, 0]]), *good[k + 1 :])
-            assert said.startswith(f"input {k}: the index 10 at [0, 1] is out of range for aten")
-            assert said.endswith(", which takes 0 to 9")
+            message = refusal(program, *good[:k], torch.tensor([[1, 10, 0]]), *good[k + 1 :])
+            assert message.startswith(f"input {k}: the index 10 at [0, 1] is out of range for aten")
+            assert message.endswith(", which takes 0 to 9")
 
 
 @pytest.mark.parametrize("delegate", [True, False])
 def test_values_that_do_not_reach_the_index_are_not_looked_at(delegate: bool) -> None:
     module = Table(lambda t, i: F.embedding(i[:, 1:], t) + i.float().sum())
     with load(module, (GOOD,), delegate=delegate) as program:
-        given = torch.tensor([[-100, 9, 0]])
-        same(program(given), module(given))
+        indices = torch.tensor([[-100, 9, 0]])
+        same(program(indices), module(indices))
 
 
 @pytest.mark.parametrize("delegate", [True, False])
 def test_what_is_computed_first_is_not_checked(delegate: bool) -> None:
     module = Table(lambda t, i: F.embedding(i.clamp(0, 9), t) + F.embedding(torch.where(i < 0, 0, i % 10), t))
     with load(module, (GOOD,), delegate=delegate) as program:
-        given = torch.tensor([[-100, 9, 33]])
-        same(program(given), module(given))
+        indices = torch.tensor([[-100, 9, 33]])
+        same(program(indices), module(indices))
 
 
 @pytest.mark.parametrize("delegate", [True, False])
@@ -213,8 +213,8 @@ def test_indices_that_the_host_computed_are_refused() -> None:
     module = Table(lambda t, i: F.embedding(i + 1, t))
     with load(module, (GOOD % 9,), delegate=False) as program:
         same(program(GOOD % 9), module(GOOD % 9))
-        said = refusal(program, GOOD)
-        assert said == "v3: the index 10 at [0, 1] is out of range for aten::embedding.out #1, which takes 0 to 9"
+        message = refusal(program, GOOD)
+        assert message == "v3: the index 10 at [0, 1] is out of range for aten::embedding.out #1, which takes 0 to 9"
 
 
 @pytest.mark.parametrize("delegate", [True, False])
@@ -248,11 +248,11 @@ def test_a_refused_call_changes_no_state(delegate: bool) -> None:
     eager = Log()
     with load(Log(), inputs, delegate=delegate) as program:
         for place in (2, 4, -4, -5, 0, 2):
-            given = torch.tensor([place]), torch.randn(1, 3)
+            arguments = torch.tensor([place]), torch.randn(1, 3)
             if -4 <= place < 4:
-                same(program(*given), eager(*given))
+                same(program(*arguments), eager(*arguments))
             else:
-                refusal(program, *given)
+                refusal(program, *arguments)
 
 
 class CountedLookup(nn.Module):
@@ -319,8 +319,8 @@ def test_a_constant_index_is_held_to_the_live_size(delegate: bool) -> None:
             if n > 4:
                 same(program(x), module(x))
                 continue
-            said = refusal(program, x)
-            assert said.startswith("constant ") and "the index 4 at [2] is out of range for aten" in said
+            message = refusal(program, x)
+            assert message.startswith("constant ") and "the index 4 at [2] is out of range for aten" in message
 
 
 def test_a_constant_index_that_can_never_be_right_is_refused_by_the_call() -> None:
@@ -344,9 +344,9 @@ def test_a_tensor_on_the_device_is_not_read_back() -> None:
 class Cached(nn.Module):
     """Attention over caches of 8 positions, in one operator or in three."""
 
-    def __init__(self, together: bool) -> None:
+    def __init__(self, written_together: bool) -> None:
         super().__init__()
-        self.together = together
+        self.together = written_together
         self.register_buffer("keys", torch.zeros(1, 8, 2, 8))
         self.register_buffer("values", torch.zeros(1, 8, 2, 8))
 
@@ -364,21 +364,21 @@ def queries(s: int) -> list[Tensor]:
     return [torch.randn(1, s, h, 8) for h in (4, 2, 2)]
 
 
-@pytest.mark.parametrize("together, delegate", [(True, True), (False, True), (False, False)])
-def test_a_position_from_which_the_rows_do_not_fit_is_refused(together: bool, delegate: bool) -> None:
+@pytest.mark.parametrize("written_together, delegate", [(True, True), (False, True), (False, False)])
+def test_a_position_from_which_the_rows_do_not_fit_is_refused(written_together: bool, delegate: bool) -> None:
     torch_operator("llama.custom_sdpa.default")  # defines the namespace
     length = {1: Dim("s", min=1, max=8)}
     shapes = (length, length, length, Dim.DYNAMIC)
-    eager = Cached(together)
-    with load(Cached(together), (*queries(5), 2), delegate=delegate, dynamic_shapes=shapes) as program:
+    eager = Cached(written_together)
+    with load(Cached(written_together), (*queries(5), 2), delegate=delegate, dynamic_shapes=shapes) as program:
         for s, start in [(5, 0), (1, 7), (1, 8), (3, 6), (2, -1), (8, 0), (3, 5), (1, 6)]:
-            given = (*queries(s), start)
+            inputs = (*queries(s), start)
             if 0 <= start <= 8 - s:
-                same(program(*given), eager(*given))
+                same(program(*inputs), eager(*inputs))
             else:
-                said = refusal(program, *given)
-                assert said.startswith(f"input 3: the position {start} is out of range for ")
-                assert said.endswith(f", which takes 0 to {8 - s}")
+                message = refusal(program, *inputs)
+                assert message.startswith(f"input 3: the position {start} is out of range for ")
+                assert message.endswith(f", which takes 0 to {8 - s}")
 
 
 class Rotary(nn.Module):
@@ -402,9 +402,9 @@ def test_a_position_read_from_an_input_is_named_with_its_place() -> None:
         for start in (0, 5):
             same(program(q, k, torch.tensor([start])), module(q, k, torch.tensor([start])))
         for start in (6, -1):
-            said = refusal(program, q, k, torch.tensor([start]))
-            assert said.startswith(f"input 2: the position {start} at [0] is out of range for ")
-            assert said.endswith(", which takes 0 to 5")
+            message = refusal(program, q, k, torch.tensor([start]))
+            assert message.startswith(f"input 2: the position {start} at [0] is out of range for ")
+            assert message.endswith(", which takes 0 to 5")
 
 
 class Row(nn.Module):
@@ -436,12 +436,12 @@ def test_a_label_that_is_no_class_is_refused() -> None:
     with load(module, (logits, torch.tensor([1, 4]))) as program:
         for labels in ([1, 4], [-100, 0]):
             same(program(logits, torch.tensor(labels)), module(logits, torch.tensor(labels)))
-        said = refusal(program, logits, torch.tensor([0, 5]))
-        assert said.startswith("input 1: the index 5 at [1] is out of range for et_vk.fused_ce.default #")
+        message = refusal(program, logits, torch.tensor([0, 5]))
+        assert message.startswith("input 1: the index 5 at [1] is out of range for et_vk.fused_ce.default #")
 
 
 class Unserved(nn.Module):
-    """What the GPU leaves to the host."""
+    """Operators that run on the host."""
 
     def forward(self, x: Tensor, i: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
         y = x * 2
@@ -458,8 +458,8 @@ def test_calls_that_the_gpu_does_not_take_run_on_the_host(delegate: bool) -> Non
     inputs = torch.randn(4, 4), torch.tensor([1, 3, 1]), mask
     with load(Unserved(), inputs, delegate=delegate) as program:
         same(program(*inputs), Unserved()(*inputs))
-        said = refusal(program, inputs[0], torch.tensor([1, 4, 1]), mask)
-        assert "aten.index_put.default: the index 4 at [1] is out of range: -4 to 3" in said
+        message = refusal(program, inputs[0], torch.tensor([1, 4, 1]), mask)
+        assert "aten.index_put.default: the index 4 at [1] is out of range: -4 to 3" in message
 
 
 class Picked(nn.Module):

@@ -1,4 +1,4 @@
-"""What the exporter cut apart runs as one plan: one submit, nothing read back in between."""
+"""Several delegates of the exporter run as one plan: one submit, no readback in between."""
 
 from __future__ import annotations
 

@@ -98,8 +98,8 @@ def test_sizes_never_seen_make_nothing_once_a_program_is_prepared(name: str) -> 
         before, rng = counters(program), random.Random(name)
         for _ in range(40):
             program(make(*(rng.randint(low, high) for low, high in ranges)))
-        made = program.device.counters.since(before)
-        assert (0, 0, 0) == (made.buffers_created, made.bind_groups_created, made.pipelines_created)
+        counted = program.device.counters.since(before)
+        assert (0, 0, 0) == (counted.buffers_created, counted.bind_groups_created, counted.pipelines_created)
         assert [0] == [engine.extended for engine in program._methods["forward"].runners.values()]
 
 
@@ -169,8 +169,8 @@ def test_a_bundle_with_three_dimensions_runs_at_every_size(module: nn.Module, mo
             assert at is not None and not plan.families[at.family].refusal, sizes
             assert not [c.refusal for c in chosen(plan, at) if c.refusal], sizes
         for sizes in ((1, 1, 1), (8, 8, 1), (1, 8, 3), (2, 5, 2), (1, 1, 6), most[:1] + (3, 2)):
-            given = (torch.randn(sizes[0], sizes[1], 8), torch.randn(sizes[0], sizes[2], 8))
-            close(program(*given), module(*given).detach(), 1e-4)
+            arguments = (torch.randn(sizes[0], sizes[1], 8), torch.randn(sizes[0], sizes[2], 8))
+            close(program(*arguments), module(*arguments).detach(), 1e-4)
 
 
 class Counting(nn.Module):
@@ -279,8 +279,8 @@ class Cached(nn.Module):
     def forward(self, x: torch.Tensor, at: torch.Tensor) -> torch.Tensor:  # x (2, 4)
         n = read_int(at, 0, 4)
         self.keys.index_copy_(0, torch.arange(2) + at[0], x)
-        seen = self.keys[: n + 2]
-        return torch.softmax(x @ seen.T, -1) @ seen
+        prefix = self.keys[: n + 2]
+        return torch.softmax(x @ prefix.T, -1) @ prefix
 
 
 @pytest.mark.parametrize("delegate", [True, False], ids=["delegated", "undelegated"])

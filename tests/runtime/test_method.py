@@ -1,4 +1,4 @@
-"""What the host runs by itself, without a GPU: methods by hand, and where an error says it happened."""
+"""Methods that run on the host without a GPU, written by hand, and the places that their errors name."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ def i64(*sizes: int) -> pte.Tensor:
 
 
 def method(values: list[pte.Value], inputs: list[int], outputs: list[int], *chain: pte.Instruction) -> MethodRunner:
-    made = pte.Method("forward", tuple(values), tuple(inputs), tuple(outputs), (chain,), (), "", "")
-    return method_of(made, "model.pte")
+    file_method = pte.Method("forward", tuple(values), tuple(inputs), tuple(outputs), (chain,), (), "", "")
+    return method_of(file_method, "model.pte")
 
 
 def kernel(name: str, *args: int) -> pte.KernelCall:
     return pte.KernelCall(name, args)
 
 
-def refused(found: MethodRunner, *inputs: object) -> str:
+def refused(runner: MethodRunner, *inputs: object) -> str:
     with pytest.raises(ExecutionError) as error:
-        found(*inputs)
+        runner(*inputs)
     return str(error.value)
 
 
@@ -50,9 +50,9 @@ def test_division_by_zero_says_where() -> None:
 
 
 def test_a_kernel_that_fails_says_where() -> None:
-    found = method([i64(2), i64(3), 1, i64(3)], [0, 1], [3], kernel("aten::add.out", 0, 1, 2, 3, 3))
-    said = refused(found, np.zeros(2, np.int64), np.zeros(3, np.int64))
-    assert said.startswith("aten::add.out #0: aten.add.Tensor(int64[2], int64[3], 1) failed: ")
+    runner = method([i64(2), i64(3), 1, i64(3)], [0, 1], [3], kernel("aten::add.out", 0, 1, 2, 3, 3))
+    message = refused(runner, np.zeros(2, np.int64), np.zeros(3, np.int64))
+    assert message.startswith("aten::add.out #0: aten.add.Tensor(int64[2], int64[3], 1) failed: ")
 
 
 def test_a_primitive_that_gets_what_it_cannot_take_says_where() -> None:
@@ -63,16 +63,16 @@ def test_a_primitive_that_gets_what_it_cannot_take_says_where() -> None:
 
 
 def test_a_result_above_its_bound_says_where() -> None:
-    found = method([i64(2), 1, i64(1)], [0], [2], kernel("aten::add.out", 0, 0, 1, 2, 2))
+    runner = method([i64(2), 1, i64(1)], [0], [2], kernel("aten::add.out", 0, 0, 1, 2, 2))
     expected = "aten::add.out #0: its result is [2], the program allows at most [1]"
-    assert expected == refused(found, np.zeros(2, np.int64))
+    assert expected == refused(runner, np.zeros(2, np.int64))
 
 
 def test_a_loop_without_an_end_is_stopped() -> None:
-    found = method([False, 1, 2], [], [2], pte.MoveCall(1, 2), pte.JumpFalse(0, 0))
-    found.budget = Budget(Limits(instructions=1000))
+    runner = method([False, 1, 2], [], [2], pte.MoveCall(1, 2), pte.JumpFalse(0, 0))
+    runner.budget = Budget(Limits(instructions=1000))
     with pytest.raises(LimitExceeded) as error:
-        found()
+        runner()
     expected = "forward needs 1,001 instructions, 1,000 are allowed; where you trust the file, "
     assert f"{expected}load it with limits=Limits(instructions=…) or --limit instructions=…" == str(error.value)
 
@@ -80,52 +80,52 @@ def test_a_loop_without_an_end_is_stopped() -> None:
 def test_a_tensor_that_is_read_before_it_is_written_is_named() -> None:
     """The branch that would write value 1 is not taken."""
     steps = pte.JumpFalse(2, 2), kernel("aten::add.out", 0, 0, 3, 1, 1)
-    found = method([i64(2), i64(2), False, 1], [0], [1], *steps)
-    assert "forward: v1:int64[2] is read before it has a value" == refused(found, np.zeros(2, np.int64))
+    runner = method([i64(2), i64(2), False, 1], [0], [1], *steps)
+    assert "forward: v1:int64[2] is read before it has a value" == refused(runner, np.zeros(2, np.int64))
 
 
 def repeated() -> MethodRunner:
-    """What `map` is exported as: a counter that begins at 0, and rows (here input 0, doubled) collected in a tensor."""
-    row, times, rows, double, counter, one, length, done = range(8)
+    """Return the export of `map`: a counter that begins at 0, and rows (input 0, doubled) collected in a tensor."""
+    row, times, rows, double, counter, unit, length, done = range(8)
     return method(
         [i64(2), i64(), i64(4, 2), i64(2), 0, 1, 0, False],
         [row, times],
         [rows, counter],
         kernel("aten::_local_scalar_dense", times, length),
-        kernel("aten::add.out", row, row, one, double, double),
+        kernel("aten::add.out", row, row, unit, double, double),
         kernel("executorch_prim::et_copy_index.tensor", rows, double, counter),
-        kernel("executorch_prim::add.Scalar", counter, one, counter),
+        kernel("executorch_prim::add.Scalar", counter, unit, counter),
         kernel("executorch_prim::eq.Scalar", counter, length, done),
         pte.JumpFalse(done, 1),
     )
 
 
 def test_a_loop_collects_rows_and_begins_anew_in_every_call() -> None:
-    found = repeated()
-    found.reset()
+    runner = repeated()
+    runner.reset()
     for times in (4, 2, 3):
-        rows, count = found(np.array([times, 5]), np.array(times))
+        rows, count = runner(np.array([times, 5]), np.array(times))
         assert [[2 * times, 10]] * times == rows.tolist()
         assert times == count
 
 
 def loop(idle: int) -> MethodRunner:
     """Counts to the item of a tensor, and has `idle` moves that never run."""
-    times, counter, one, length, done, never = range(6)
+    times, counter, unit, length, done, never = range(6)
     return method(
         [i64(), 0, 1, 0, False, False],
         [times],
         [counter],
         kernel("aten::_local_scalar_dense", times, length),
-        kernel("executorch_prim::add.Scalar", counter, one, counter),
+        kernel("executorch_prim::add.Scalar", counter, unit, counter),
         kernel("executorch_prim::eq.Scalar", counter, length, done),
         pte.JumpFalse(done, 1),
         pte.JumpFalse(never, 5 + idle),
-        *[pte.MoveCall(one, counter)] * idle,
+        *[pte.MoveCall(unit, counter)] * idle,
     )
 
 
-def calls(found: MethodRunner, times: int) -> int:
+def calls(runner: MethodRunner, times: int) -> int:
     """Python's and C's functions that a call of the method calls."""
     count = 0
 
@@ -133,10 +133,10 @@ def calls(found: MethodRunner, times: int) -> int:
         nonlocal count
         count += event in ("call", "c_call")
 
-    found(np.array(times))
+    runner(np.array(times))
     sys.setprofile(seen)
     try:
-        assert times == found(np.array(times))
+        assert times == runner(np.array(times))
     finally:
         sys.setprofile(None)
     return count
@@ -155,5 +155,5 @@ def test_an_output_that_nothing_writes_is_refused() -> None:
 def test_a_tensor_is_moved_to_one_like_it() -> None:
     with pytest.raises(InvalidProgram) as error:
         method([i64(2), i64(2, 1)], [0], [1], pte.MoveCall(0, 1))
-    said = "value 0, input 0:int64[2], is moved to value 1, v1:int64[2, 1], which it does not fit"
-    assert f"model.pte: method forward: {said}" == str(error.value)
+    message = "value 0, input 0:int64[2], is moved to value 1, v1:int64[2, 1], which it does not fit"
+    assert f"model.pte: method forward: {message}" == str(error.value)

@@ -24,21 +24,23 @@ TALES = Path(ptegpu.__file__).parent / "demo" / "tales.pte"
 TARGETS = (Target(), Target(f16=True, subgroups=True, subgroup_size=32), Target(device_class=CLASSES["software"]))
 
 
-def planners(source: Any, target: Target, *, plain: bool = False, **how: Any) -> Iterator[Planner]:
-    listed = how.pop("points", ())
-    for cut in cut_methods(read_source(source), **how).values():
+def planners(source: Any, target: Target, *, plain: bool = False, **options: Any) -> Iterator[Planner]:
+    listed = options.pop("points", ())
+    for cut in cut_methods(read_source(source), **options).values():
         for joined in cut.joined.graphs.values():
             dynamic = [v.dynamic or v.dtype is None for v in joined.inputs]
             yield Planner(joined.graph, target, dynamic, points=listed, plain=plain)
 
 
-def check(source: Any, target: Target, *, ones: bool = True, **how: Any) -> tuple[int, int]:
-    """How many sizes ran, of how many that were looked at; `ones`: also where a live size is 1."""
-    ran = seen = 0
-    for traced, plain in zip(planners(source, target, **how), planners(source, target, plain=True, **how), strict=True):
+def check(source: Any, target: Target, *, ones: bool = True, **options: Any) -> tuple[int, int]:
+    """Return the number of sizes that ran and that were examined; with `ones`, including live sizes of 1."""
+    ran = examined = 0
+    for traced, plain in zip(
+        planners(source, target, **options), planners(source, target, plain=True, **options), strict=True
+    ):
         where = [p for p in points(traced.cover(), POINTS) if ones or 1 not in _live(traced, p)]
-        ran, seen = ran + hold(traced, plain, where), seen + len(where)
-    return ran, seen
+        ran, examined = ran + hold(traced, plain, where), examined + len(where)
+    return ran, examined
 
 
 def _live(planner: Planner, point: dict[int, int]) -> list[int]:
@@ -54,22 +56,22 @@ def test_a_model(name: str, delegate: bool) -> None:
     example = make(*(high - 1 for _, high in bounds.values()))
     source = export(module.eval(), (example,), dynamic_shapes=(dims,), delegate=delegate)
     attends = "sequence" in name  # by strides, which may be others along a size of 1: nothing walks there
-    ran, seen = check(source, TARGETS[delegate], ones=not attends)
-    assert ran > seen // 2
+    ran, examined = check(source, TARGETS[delegate], ones=not attends)
+    assert ran > examined // 2
 
 
 def test_every_prompt_length_of_the_bundled_model() -> None:
     for target in TARGETS:
-        ran, seen = check(TALES, target, methods=[METHOD])
-        assert ran == seen == POINTS
+        ran, points = check(TALES, target, methods=[METHOD])
+        assert ran == points == POINTS
 
 
 def test_generation_with_the_bundled_model() -> None:
     file = read_source(TALES)
     signature = read_signature(file, read_card(file))
-    how = {"methods": [METHOD], "append": {METHOD: sampling_of(signature)}, "points": points_of(signature)}
-    ran, seen = check(TALES, Target(), **how)
-    assert ran == seen == POINTS
+    options = {"methods": [METHOD], "append": {METHOD: sampling_of(signature)}, "points": points_of(signature)}
+    ran, examined = check(TALES, Target(), **options)
+    assert ran == examined == POINTS
 
 
 def test_the_bundled_model_needs_one_family() -> None:

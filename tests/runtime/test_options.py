@@ -5,11 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import ptegpu
 from ptegpu import LoadOptions
-from ptegpu.errors import InvalidInput
+from ptegpu.dtypes import DType
+from ptegpu.errors import InvalidInput, NoAdapter
+from ptegpu.format import pte
 
 MLP = Path(__file__).parents[1] / "data" / "mlp.pte"
 
@@ -32,3 +35,20 @@ def test_wrong_options(options: dict[str, Any], message: str) -> None:
 def test_points_of_a_method_that_does_not_exist() -> None:
     with pytest.raises(KeyError, match="no method 'decode'; the program has forward"):
         ptegpu.compile(MLP, points={"decode": [{}]})
+
+
+def test_a_bundle_without_plans_opens_no_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, y = pte.Tensor(DType.F64, (4,), (0,)), pte.Tensor(DType.F64, (), ())  # float64, which no GPU computes with
+    call = pte.KernelCall("aten::median.out", (0, 1, 1))
+    file = pte.Program(None, 0, 0, (pte.Method("forward", (x, y), (0,), (1,), ((call,),), (), "", ""),), {})
+    bundle = ptegpu.compile(file)
+    opened: list[dict[str, Any]] = []
+    with monkeypatch.context() as patch:
+        patch.setattr("ptegpu.gpu.open_device", lambda device, **options: opened.append({"device": device, **options}))
+        with ptegpu.load(bundle) as program:
+            assert 2.0 == program(np.array([1.0, 2.0, 3.0, 4.0]))
+            assert "<ptegpu.Program from memory: forward on the host>" == repr(program)
+    assert [] == opened
+    assert ptegpu.load(bundle).device.info.engine in ("wgpu", "dawn")  # opened when it is first requested
+    with pytest.raises(NoAdapter, match="No adapter has 'abacus' in its name"):
+        ptegpu.load(bundle, device="abacus")

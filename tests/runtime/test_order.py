@@ -1,4 +1,4 @@
-"""What the host computes before the GPU starts, at load or per size, and the order of the rest."""
+"""Values that the host computes before the GPU starts, at load or per size, and the order of the other calls."""
 
 from __future__ import annotations
 
@@ -161,8 +161,8 @@ def symbolic(code: list[Instruction], slots: list[Var]) -> dict[Var, int]:
     """Every slot as a number that tells by which instructions it was made from what."""
     env = {v: hash(v.name) for v in slots}
     for i in code:
-        seen = hash((getattr(i, "where", "move"), *(env[v] for v in reads(i))))
-        env.update({v: hash((seen, n)) for n, v in enumerate(writes(i))})
+        digest = hash((getattr(i, "where", "move"), *(env[v] for v in reads(i))))
+        env.update({v: hash((digest, n)) for n, v in enumerate(writes(i))})
     return env
 
 

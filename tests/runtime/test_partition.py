@@ -1,4 +1,4 @@
-"""Which calls join on the GPU, which stay on the host, and where a stretch ends."""
+"""The partition of calls: those joined on the GPU, those left on the host, and the end of a stretch."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def var(dtype: DType | None = F32, *sizes: int, data: np.ndarray | None = None) 
 
 
 def call(op: str, *args: Operand, out: Var | DType | None = F32) -> Call:
-    made = out if isinstance(out, Var) else var(out)
-    return Call(op, args, (made,), f"{op} #0")
+    result = out if isinstance(out, Var) else var(out)
+    return Call(op, args, (result,), f"{op} #0")
 
 
 def places(*code: Instruction, inputs: tuple[Operand, ...] = ()) -> str:
@@ -229,18 +229,18 @@ def test_a_state_may_have_what_is_not_written_to_it() -> None:
 
 def test_the_bits_of_bfloat16_bound_no_value() -> None:
     huge = var(DType.BF16, data=np.full(4, 0x5380, np.uint16))  # 2⁴⁰
-    whole = var(I64)
-    cast, product = call("aten._to_copy.default", huge, out=whole), call("aten.mul.Tensor", whole, var(BOOL), out=I64)
+    exact = var(I64)
+    cast, product = call("aten._to_copy.default", huge, out=exact), call("aten.mul.Tensor", exact, var(BOOL), out=I64)
     assert [False, False] == places_of(FlatMethod("forward", [], [], [cast, product]))
 
 
 def test_a_chain_that_stays_on_the_host_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """And once more, to see that nothing changes."""
-    asked: list[Call] = []
+    calls: list[Call] = []
     real = module.joins
-    monkeypatch.setattr(module, "joins", lambda c, facts: asked.append(c) or real(c, facts))
+    monkeypatch.setattr(module, "joins", lambda c, facts: calls.append(c) or real(c, facts))
     chain = [var(I64) for _ in range(20)]
     code: list[Instruction] = [call("aten.mul.Tensor", var(I64), var(I64), out=chain[0])]
     code += [call("aten.clone.default", a, out=b) for a, b in pairwise(chain)]
     assert not any(places_of(FlatMethod("forward", [], [], code)))
-    assert 2 * len(code) == len(asked)
+    assert 2 * len(code) == len(calls)

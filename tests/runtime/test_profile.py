@@ -22,29 +22,29 @@ DATA = Path(__file__).resolve().parent.parent / "data"
 def test_kernels_come_in_the_order_in_which_they_run() -> None:
     with ptegpu.load(DATA / "mlp.pte") as program:
         method = program.method("forward")
-        found = method.profile(np.ones((2, 8), np.float32), repeats=2)
+        result = method.profile(np.ones((2, 8), np.float32), repeats=2)
         (plan,) = method.plans
-    assert list(plan.dispatches) == [k.dispatch for k in found.kernels]
-    assert ("forward", 2, program.device.info) == (found.method, found.repeats, found.adapter)
-    assert [2 * 2 * 8 * 16, 2 * 2 * 16 * 4] == [k.dispatch.flops for k in found.kernels]
-    assert found.pass_seconds >= 0.0
-    assert found.wall_seconds > 0.0
-    assert found.split_seconds == found.kernel_seconds - found.pass_seconds
-    assert found.host_seconds == found.wall_seconds - found.pass_seconds
+    assert list(plan.dispatches) == [k.dispatch for k in result.kernels]
+    assert ("forward", 2, program.device.info) == (result.method, result.repeats, result.adapter)
+    assert [2 * 2 * 8 * 16, 2 * 2 * 16 * 4] == [k.dispatch.flops for k in result.kernels]
+    assert result.pass_seconds >= 0.0
+    assert result.wall_seconds > 0.0
+    assert result.split_seconds == result.kernel_seconds - result.pass_seconds
+    assert result.host_seconds == result.wall_seconds - result.pass_seconds
 
 
 def test_a_method_with_branches_runs_one_of_them_and_is_left_as_new() -> None:
     inputs = np.full((3, 4), 2.0, np.float32), np.array([0, 2])
     with ptegpu.load(DATA / "control.pte") as program:
         first = program(*inputs)
-        found = program.method("forward").profile(*inputs, repeats=3)
+        result = program.method("forward").profile(*inputs, repeats=3)
         again = program(*inputs)  # counts its calls
     for a, b in zip(first, again, strict=True):
         np.testing.assert_array_equal(a, b)
-    operators = [operator_of(k.dispatch) for k in found.kernels]
+    operators = [operator_of(k.dispatch) for k in result.kernels]
     assert ["aten::add.out", "aten::sum.IntList_out", "aten::gt.Scalar_out", "aten::mul.out"] == operators[:4]
     assert "aten::sub.out" not in operators
-    begins = [k.begin for k in found.kernels]
+    begins = [k.begin for k in result.kernels]
     assert sorted(begins) == begins
 
 
@@ -52,23 +52,23 @@ def test_steps_of_a_call() -> None:
     inputs = np.full((3, 4), 2.0, np.float32), np.array([0, 2])
     with ptegpu.load(DATA / "control.pte") as program:
         method = program.method("forward")
-        found = method.profile(*inputs, repeats=3)
+        result = method.profile(*inputs, repeats=3)
         assert method._method.watch is None
     expected = ["arguments", "plan", "jump", "plan", "move", "jump", "plan", "results"]
-    assert expected == [step.kind for step in found.steps]
-    assert [1, 2, 4] == [int(step.name.split()[1]) for step in found.steps if step.kind == "plan"]
-    for before, after in pairwise(found.steps):
+    assert expected == [step.kind for step in result.steps]
+    assert [1, 2, 4] == [int(step.name.split()[1]) for step in result.steps if step.kind == "plan"]
+    for before, after in pairwise(result.steps):
         assert before.begin + before.seconds <= after.begin + 1e-9
-    assert found.step_seconds == sum(step.seconds for step in found.steps)
-    first = found.steps[1].traffic
+    assert result.step_seconds == sum(step.seconds for step in result.steps)
+    first = result.steps[1].traffic
     assert (48 + 4, 1) == (first.upload_bytes, first.readback_bytes)  # x and the state go up, the condition comes back
-    assert all(step.traffic == Traffic() for step in found.steps if step.kind in ("arguments", "jump", "results"))
+    assert all(step.traffic == Traffic() for step in result.steps if step.kind in ("arguments", "jump", "results"))
 
 
 def test_traffic_of_each_plan() -> None:
     with ptegpu.load(DATA / "counting.pte") as program:
-        found = program.method("forward").profile(np.ones((3, 4), np.float32), np.arange(3), repeats=1)
-    moved = {step.name: step.traffic for step in found.steps}
+        result = program.method("forward").profile(np.ones((3, 4), np.float32), np.arange(3), repeats=1)
+    moved = {step.name: step.traffic for step in result.steps}
     first, second = moved["plan 1 (2 nodes)"], moved["plan 2 (2 nodes)"]
     assert (1, 48, 1, 60) == (first.uploads, first.upload_bytes, first.readbacks, first.readback_bytes)
     assert (1, 48, 1, 48) == (second.uploads, second.upload_bytes, second.readbacks, second.readback_bytes)
@@ -107,9 +107,9 @@ class Cached(torch.nn.Module):
 def test_one_plan_has_the_figures_of_each_position() -> None:
     with ptegpu.load(export(Cached(), (torch.ones(1, 1, 2, 8), torch.tensor([0])))) as program:
         method = program.method("forward")
-        found = [method.profile(np.ones((1, 1, 2, 8), np.float32), np.array([p]), repeats=1) for p in (2, 7)]
+        profiles = [method.profile(np.ones((1, 1, 2, 8), np.float32), np.array([p]), repeats=1) for p in (2, 7)]
         assert 0 == method._method.runners[0].extended
-    attention = [max((k.dispatch for k in f.kernels), key=lambda d: d.flops) for f in found]
+    attention = [max((k.dispatch for k in f.kernels), key=lambda d: d.flops) for f in profiles]
     assert [2 * 2 * (p + 1) * 16 for p in (2, 7)] == [d.flops for d in attention]  # 2 heads, sizes 8 + 8
     assert [64 + 2 * (p + 1) * 64 for p in (2, 7)] == [d.read_bytes for d in attention]
 

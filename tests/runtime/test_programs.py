@@ -1,4 +1,4 @@
-"""What a program may take and give: states, methods, branches, every kind of input and output."""
+"""Programs with states, methods, branches, and every kind of input and output."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from ptegpu.compiler.program import cut_methods
 DATA = Path(__file__).parents[1] / "data"
 
 
-def run_both(module: nn.Module, args: tuple[Any, ...], *, calls: int = 1, share: float = 1e-5, **how: Any) -> Any:
+def run_both(module: nn.Module, args: tuple[Any, ...], *, calls: int = 1, share: float = 1e-5, **options: Any) -> Any:
     """Calls the exported program and PyTorch side by side; returns the program, still open."""
     eager = copy.deepcopy(module).eval()
-    program = ptegpu.load(export(module, args, **how))
+    program = ptegpu.load(export(module, args, **options))
     for _ in range(calls):
         got, want = program(*args), eager(*args)
         got = got if isinstance(got, tuple) else (got,)
@@ -72,13 +72,13 @@ class Counters(nn.Module):
 
 
 @pytest.mark.parametrize(
-    "how",
+    "options",
     [{}, {"options": {"alias_buffer_mutations": True}}, {"delegate": False}],
     ids=["plain", "aliased", "undelegated"],
 )
-def test_state_persists_and_resets(how: dict[str, Any]) -> None:
+def test_state_persists_and_resets(options: dict[str, Any]) -> None:
     x = torch.tensor([1.0, 2.0, 3.0, 4.0])
-    program = run_both(Counters(), (x,), calls=3, **how)
+    program = run_both(Counters(), (x,), calls=3, **options)
     program.reset()
     np.testing.assert_array_equal(program(x.numpy()), x.numpy() * 100 + 1)
     np.testing.assert_array_equal(program(x.numpy()), x.numpy() * 200 + 3)
@@ -135,11 +135,11 @@ def test_a_buffer_that_is_read_from_another_copy_is_refused(
     reads: str, aliased: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Exporting leaves such partitions out; a file of another exporter is refused."""
-    x, how = torch.arange(1.0, 5.0), {"options": {"alias_buffer_mutations": aliased}}
-    run_both(Steps(reads), (x,), calls=3, **how)
+    x, keywords = torch.arange(1.0, 5.0), {"options": {"alias_buffer_mutations": aliased}}
+    run_both(Steps(reads), (x,), calls=3, **keywords)
     monkeypatch.setattr(ptegpu.export.lowering, "loses_buffers", lambda *_: False)
     with pytest.raises(ptegpu.UnsupportedProgram) as error:
-        ptegpu.load(export(Steps(reads), (x,), **how))
+        ptegpu.load(export(Steps(reads), (x,), **keywords))
     assert re.fullmatch(
         r"delegate [01] changes a buffer, \w+32\[[14]\], that .+ seems to read from a copy of its own, which does not "
         r"change; export without partitions \(`ptegpu export torch --no-delegate`\)",
@@ -178,10 +178,10 @@ class ManyOutputs(nn.Module):
 def test_passthrough_duplicate_none_and_int_outputs(delegate: bool) -> None:
     x, y = torch.randn(2, 4), torch.randn(2, 4)
     program = run_both(ManyOutputs(), (x, y), delegate=delegate)
-    given = x.numpy().copy()
-    returned = program(given, y.numpy())[0]
+    argument = x.numpy().copy()
+    returned = program(argument, y.numpy())[0]
     returned[:] = 0
-    np.testing.assert_array_equal(given, x.numpy())  # the caller's array is not ours to hand out
+    np.testing.assert_array_equal(argument, x.numpy())  # the caller's array is not ours to hand out
 
 
 class MutatesInput(nn.Module):
@@ -192,16 +192,16 @@ class MutatesInput(nn.Module):
 
 def test_inputs_that_the_module_writes_are_written() -> None:
     program = ptegpu.load(export(MutatesInput(), (torch.zeros(3),)))
-    given = np.zeros(3, np.float32)
-    np.testing.assert_array_equal([2, 2, 2], program(given))
-    np.testing.assert_array_equal([1, 1, 1], given)
-    flat = program.method("forward").execute([given])
+    argument = np.zeros(3, np.float32)
+    np.testing.assert_array_equal([2, 2, 2], program(argument))
+    np.testing.assert_array_equal([1, 1, 1], argument)
+    flat = program.method("forward").execute([argument])
     np.testing.assert_array_equal([[2, 2, 2], [4, 4, 4]], flat)
-    np.testing.assert_array_equal([1, 1, 1], given)
-    given.flags.writeable = False
+    np.testing.assert_array_equal([1, 1, 1], argument)
+    argument.flags.writeable = False
     message = "the module writes input 0 of forward: pass a NumPy array that can be written or a torch tensor, not "
     with pytest.raises(InvalidInput, match=f"^{message}a read-only array$"):
-        program(given)
+        program(argument)
     with pytest.raises(InvalidInput, match=f"^{message}list$"):
         program([0.0, 0.0, 0.0])
 
@@ -306,10 +306,10 @@ def test_int64_inputs_narrow_with_a_range_check() -> None:
     assert str(error.value) == expected
 
 
-@pytest.mark.parametrize("how", [{}, {"options": {"force_fp16": True}}], ids=["half", "force_fp16"])
-def test_half_programs(how: dict[str, Any]) -> None:
+@pytest.mark.parametrize("options", [{}, {"options": {"force_fp16": True}}], ids=["half", "force_fp16"])
+def test_half_programs(options: dict[str, Any]) -> None:
     x = torch.randn(3, 5)
-    run_both(Twice(), (x if how else x.half(),), share=1e-2, **how)
+    run_both(Twice(), (x if options else x.half(),), share=1e-2, **options)
 
 
 class Dynamic(nn.Module):

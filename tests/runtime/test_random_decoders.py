@@ -63,14 +63,15 @@ class Decoder(Builder):
 
     def changed(self, op: str, args: tuple[object, ...], value: Value, compute: Callable[..., torch.Tensor]) -> None:
         """A node that writes `value` in place."""
-        made = Tensor(f"v{len(self.graph.nodes)}", DType.F32, (1,))
-        self.graph.nodes.append(Node(REGISTRY[op], args, (made,), f"{op} #{len(self.graph.nodes)}", (value.tensor,)))  # type: ignore[arg-type]
+        placeholder = Tensor(f"v{len(self.graph.nodes)}", DType.F32, (1,))
+        label = f"{op} #{len(self.graph.nodes)}"
+        self.graph.nodes.append(Node(REGISTRY[op], args, (placeholder,), label, (value.tensor,)))  # type: ignore[arg-type]
 
         def run(e: dict[Value, torch.Tensor]) -> torch.Tensor:
             e[value] = compute(e)
             return torch.zeros(1)
 
-        self.values.append(Value((), made, run))
+        self.values.append(Value((), placeholder, run))
 
     def alike(self, v: Value) -> Value:
         """A recent value of the same shape, maybe v itself."""
@@ -186,10 +187,10 @@ def normed(k: Decoder, v: Value) -> None:
 
 
 def cache(k: Decoder) -> Value:
-    """A cache of the graph: a state, a copy of one, or what was computed from one."""
-    found = [v for v in k.values if len(v.dims) == 4 and v.dims[1] == str(POSITIONS) and v.dims[3] != "1"]
-    if found and k.rng.random() < 0.8:
-        return k.rng.choice(found)
+    """Return a cache of the graph: a state, a copy of one, or a value computed from one."""
+    caches = [v for v in k.values if len(v.dims) == 4 and v.dims[1] == str(POSITIONS) and v.dims[3] != "1"]
+    if caches and k.rng.random() < 0.8:
+        return k.rng.choice(caches)
     state = k.state(1, POSITIONS, 2, k.rng.choice(WIDTHS) // 2)
     return state if k.rng.random() < 0.7 else copied(k, state)
 
@@ -258,9 +259,9 @@ def turned(k: Decoder, q: Value, key: Value, start: int) -> tuple[Value, Value]:
 
         return compute
 
-    made = [Value(x.dims, out, turn(x)) for x, out in zip((q, key), outs, strict=True)]
-    k.values += made
-    return made[0], made[1]
+    rotated = [Value(x.dims, out, turn(x)) for x, out in zip((q, key), outs, strict=True)]
+    k.values += rotated
+    return rotated[0], rotated[1]
 
 
 def attend(k: Decoder, v: Value) -> None:
@@ -310,7 +311,7 @@ def look(k: Decoder, c: Value) -> Value:
 
 
 def around(k: Decoder, v: Value) -> None:
-    """What reads a cache before it is written is continued after that."""
+    """Continue, after a write, a value that read the cache before it."""
     c = cache(k)
     kind = k.rng.choice(["q4", "c4", "plain"])
     if k.rng.random() < 0.5:
@@ -325,10 +326,10 @@ def around(k: Decoder, v: Value) -> None:
 def remember(k: Decoder, v: Value) -> None:
     """A state that gets a new value after the run."""
     if not all(d.isdigit() for d in v.dims):
-        found = [w for w in k.values if all(d.isdigit() for d in w.dims) and len(w.dims) > 1 and w.compute]
-        if not found:
+        weights = [w for w in k.values if all(d.isdigit() for d in w.dims) and len(w.dims) > 1 and w.compute]
+        if not weights:
             return
-        v = k.rng.choice(found)
+        v = k.rng.choice(weights)
     if v.compute is None or any(new is v for _, new in k.written):
         return
     state = k.state(*map(int, v.dims))
@@ -376,15 +377,15 @@ class Reference:
         self.k, self.states = k, {s: t.clone() for s, t in k.states.items()}
 
     def __call__(self, inputs: list[np.ndarray]) -> list[np.ndarray]:
-        known, left = dict(self.states), iter(inputs)
+        results, left = dict(self.states), iter(inputs)
         for v in self.k.values:
             if v.compute is not None:
-                known[v] = v.compute(known)
+                results[v] = v.compute(results)
             elif v not in self.states:
-                known[v] = torch.from_numpy(next(left))
-        new = {s: known[v] for s, v in self.k.written}
-        self.states = {s: new.get(s, known[s]) for s in self.states}
-        return [known[v].numpy() for v in self.k.outputs]
+                results[v] = torch.from_numpy(next(left))
+        new = {s: results[v] for s, v in self.k.written}
+        self.states = {s: new.get(s, results[s]) for s in self.states}
+        return [results[v].numpy() for v in self.k.outputs]
 
 
 def check(seed: int, joined: bool, device: Device) -> None:

@@ -75,8 +75,8 @@ class Builder:
         return v
 
     def pick(self, fits: Callable[[Value], bool] = lambda v: True) -> Value | None:
-        found = [v for v in self.values if fits(v)]
-        return self.rng.choice(found[-4:]) if found else None
+        matches = [v for v in self.values if fits(v)]
+        return self.rng.choice(matches[-4:]) if matches else None
 
 
 def aten(name: str) -> Any:
@@ -230,11 +230,11 @@ def build(seed: int) -> Builder:
 
 
 def expected(k: Builder, inputs: list[np.ndarray]) -> list[np.ndarray]:
-    known: dict[Value, torch.Tensor] = {}
-    given = iter(inputs)
+    results: dict[Value, torch.Tensor] = {}
+    arguments = iter(inputs)
     for v in k.values:
-        known[v] = torch.from_numpy(next(given)) if v.compute is None else v.compute(known)
-    return [known[v].numpy() for v in k.values if v.compute is not None][-2:]
+        results[v] = torch.from_numpy(next(arguments)) if v.compute is None else v.compute(results)
+    return [results[v].numpy() for v in k.values if v.compute is not None][-2:]
 
 
 @settings(max_examples=100, deadline=None, derandomize=True)

@@ -1,4 +1,4 @@
-"""What a method says of its inputs and outputs, how arguments find their places, and how results are grouped."""
+"""The signature of a method: its inputs and outputs, the flattening of arguments, the grouping of results."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ptegpu.compiler.append import Tail
 from ptegpu.dtypes import DType
 from ptegpu.format import pte
 from ptegpu.runtime.method import MethodRunner
-from ptegpu.runtime.tree import MAX_DEPTH, Tree, read_tree
+from ptegpu.runtime.signature import MAX_DEPTH, Tree, read_tree
 
 X = np.arange(6, dtype=np.float32).reshape(2, 3)
 
@@ -35,7 +35,7 @@ class Pair:
 
 
 class Output(collections.OrderedDict[str, Any]):
-    """As the outputs of transformers: a dict that is registered with its keys."""
+    """A dict that is registered with its keys, like the outputs of transformers."""
 
 
 Point = collections.namedtuple("Point", "x y")
@@ -44,7 +44,7 @@ torch.export.register_dataclass(Pair, serialized_type_name="tests.Pair")
 pytree._register_namedtuple(Point, serialized_type_name="tests.Point")
 pytree.register_pytree_node(
     Output,
-    lambda found: (list(found.values()), list(found.keys())),
+    lambda d: (list(d.values()), list(d.keys())),
     lambda values, keys: Output(zip(keys, values)),
     serialized_type_name="tests.Output",
 )
@@ -83,8 +83,8 @@ def test_results_are_grouped_as_the_module_grouped_them(value: Any, expected: An
     tree = read_tree(dumped(value))
     leaves = pytree.tree_leaves(value)
     assert tree is not None and tree.leaves == len(leaves)
-    found = tree.maker()(leaves)
-    assert found == expected and type(found) is type(expected)
+    rebuilt = tree.maker()(leaves)
+    assert rebuilt == expected and type(rebuilt) is type(expected)
     again: list[Any] = []
     tree.flatten(value, (("x", "m"),), again)
     assert again == leaves
@@ -97,7 +97,7 @@ def deep(levels: int) -> str:
 
 
 def of_keys(keys: str, count: int, name: str = "builtins.dict") -> str:
-    """A tree of so many leaves, with keys that say something else."""
+    """Return a tree whose keys do not match its number of leaves."""
     leaf = {"type": None, "context": None, "children_spec": []}
     return json.dumps([1, {"type": name, "context": keys, "children_spec": [leaf] * count}])
 
@@ -138,29 +138,29 @@ def identity(
 ) -> MethodRunner:
     """A method that gives its inputs."""
     ids = tuple(range(len(values)))
-    gives = ids if outputs is None else tuple(outputs)
-    return method_of(pte.Method("forward", tuple(values), ids, gives, ((),), (), input_tree, output_tree))
+    outputs_ids = ids if outputs is None else tuple(outputs)
+    return method_of(pte.Method("forward", tuple(values), ids, outputs_ids, ((),), (), input_tree, output_tree))
 
 
 def test_inputs_by_name() -> None:
-    found = identity([f32(1)] * 3, called(0, mask=1, scale=2), "")
+    runner = identity([f32(1)] * 3, called(0, mask=1, scale=2), "")
     for args, kwargs in (((1, 2, 3), {}), ((1,), {"scale": 3, "mask": 2}), ((1, 2), {"scale": 3})):
-        given = [np.full(1, v, np.float32) for v in args]
-        assert [1, 2, 3] == [int(y[0]) for y in found(*given, **{k: [v] for k, v in kwargs.items()})]
+        arrays = [np.full(1, v, np.float32) for v in args]
+        assert [1, 2, 3] == [int(y[0]) for y in runner(*arrays, **{k: [v] for k, v in kwargs.items()})]
 
 
 def test_inputs_in_containers() -> None:
-    found = identity([f32(1)] * 4, called({"b": 0, "a": [1]}, past=(2, 3)), "")
+    runner = identity([f32(1)] * 4, called({"b": 0, "a": [1]}, past=(2, 3)), "")
     a, b, c, d = ([float(k)] for k in range(4))
-    for result in (found({"a": [a], "b": b}, past=(c, d)), found({"a": (a,), "b": b}, [c, d])):
+    for result in (runner({"a": [a], "b": b}, past=(c, d)), runner({"a": (a,), "b": b}, [c, d])):
         assert [1, 0, 2, 3] == [int(y[0]) for y in result]
     flat = [np.array(v, np.float32) for v in (b, a, c, d)]
-    assert [1, 0, 2, 3] == [int(y[0]) for y in found(*flat)] == [int(y[0]) for y in found.execute(flat)]
+    assert [1, 0, 2, 3] == [int(y[0]) for y in runner(*flat)] == [int(y[0]) for y in runner.execute(flat)]
 
 
 def test_a_name_that_takes_one_value_may_be_left_out() -> None:
-    found = identity([f32(1), 5, None], called(0, scale=1, mask=2), "", outputs=[1])
-    assert 5 == found([1]) == found([1], scale=5) == found([1], mask=None, scale=5)
+    runner = identity([f32(1), 5, None], called(0, scale=1, mask=2), "", outputs=[1])
+    assert 5 == runner([1]) == runner([1], scale=5) == runner([1], mask=None, scale=5)
 
 
 NAMED = {"mask": [1.0], "past": ([1.0], [1.0])}
@@ -185,37 +185,37 @@ LISTED = "(input 0: float32[1], mask: float32[1], past[0]: float32[1], past[1]: 
     ],
 )
 def test_arguments_that_find_no_place(args: tuple[Any, ...], kwargs: Mapping[str, Any], message: str) -> None:
-    found = identity([f32(1)] * 4, called(0, mask=1, past=(2, 3)), "")
+    runner = identity([f32(1)] * 4, called(0, mask=1, past=(2, 3)), "")
     with pytest.raises(ptegpu.InvalidInput) as error:
-        found(*args, **kwargs)
+        runner(*args, **kwargs)
     assert str(error.value) == message
 
 
 def test_dicts_with_other_keys() -> None:
-    found = identity([f32(1)] * 2, called({"a": 0, 1: 1}), "")
-    for given, said in (({"a": 0}, "with ['a']"), ([0, 1, 2], "list")):
+    runner = identity([f32(1)] * 2, called({"a": 0, 1: 1}), "")
+    for container, message in (({"a": 0}, "with ['a']"), ([0, 1, 2], "list")):
         with pytest.raises(ptegpu.InvalidInput) as error:
-            found(given)
-        assert str(error.value) == f"argument 0 of forward must be a dict with the keys ['a', 1], not {said}"
+            runner(container)
+        assert str(error.value) == f"argument 0 of forward must be a dict with the keys ['a', 1], not {message}"
 
 
 def test_what_is_wrong_inside_an_argument_is_named_with_its_keys() -> None:
-    found = identity([f32(1)] * 3, called({"a": (0, {"b": 1})}, 2), "")
-    for given, said in (
+    runner = identity([f32(1)] * 3, called({"a": (0, {"b": 1})}, 2), "")
+    for container, message in (
         ({"a": (1,)}, "argument 0['a'] of forward must be a tuple of 2 items, not 1 items"),
         ({"a": ([1], {"c": 1})}, "argument 0['a'][1] of forward must be a dict with the keys ['b'], not with ['c']"),
     ):
         with pytest.raises(ptegpu.InvalidInput) as error:
-            found(given, [1])
-        assert str(error.value) == said
+            runner(container, [1])
+        assert str(error.value) == message
 
 
 def test_names_where_the_file_has_none() -> None:
-    for values, said in (([f32(1), 3], "the file has no names of inputs; pass them in order: float32[1], int 3"),
+    for values, message in (([f32(1), 3], "the file has no names of inputs; pass them in order: float32[1], int 3"),
                          ([], "it takes no inputs")):  # fmt: skip
         with pytest.raises(ptegpu.InvalidInput) as error:
             identity(values, "", "")(x=1)
-        assert str(error.value) == f"forward has no input called 'x': {said}"
+        assert str(error.value) == f"forward has no input called 'x': {message}"
 
 
 ALIKE = called(a=0, b=1).replace(r"[\"a\", \"b\"]", r"[\"1\", 1]")  # keys that make one name
@@ -285,13 +285,13 @@ def test_a_module_with_containers(nested: bytes) -> None:
     expected = Nested()(x.clone(), pair, scale=5)
     with ptegpu.load(nested) as program:
         for keywords in ({"scale": 5}, {}, {"scale": 5, "mask": None}):
-            found = program(written := x.clone(), pair, **keywords)
+            results = program(written := x.clone(), pair, **keywords)
             assert torch.equal(x + 1, written)
-            assert list(expected) == list(found)
-            assert torch.equal(expected["sum"], found["sum"]) and found["none"] is None and found["number"] == 3
-            first, (second,) = found["parts"]
+            assert list(expected) == list(results)
+            assert torch.equal(expected["sum"], results["sum"]) and results["none"] is None and results["number"] == 3
+            first, (second,) = results["parts"]
             assert torch.equal((x + 1) * 5, first) and torch.equal(pair["a"], second)
-            assert torch.equal((x + 1) * 2, found["pair"]["first"]) and found["pair"]["second"] is None
+            assert torch.equal((x + 1) * 2, results["pair"]["first"]) and results["pair"]["second"] is None
         flat = program.method("forward").execute([x, pair["b"], pair["a"], 5, None])
         assert [torch.Tensor] * 4 + [type(None), int, torch.Tensor] == list(map(type, flat))
 

@@ -20,7 +20,7 @@ from tests.serve.conftest import wait_until
 import ptegpu
 from ptegpu.errors import UnsupportedProgram
 from ptegpu.models.text import LanguageModel
-from ptegpu.runtime.options import LoadOptions
+from ptegpu.runtime import LoadOptions
 from ptegpu.serve.models import open_model
 from ptegpu.site.pages import TITLES as OFFERS
 

@@ -14,7 +14,7 @@ from tests.exporting import export
 
 from ptegpu.errors import DeviceLost, IndexOutOfRange, UnsupportedProgram
 from ptegpu.models.door import Source
-from ptegpu.runtime.options import LoadOptions
+from ptegpu.runtime import LoadOptions
 from ptegpu.serve import Embeds, Writes
 from ptegpu.serve.encoder import Encoder
 

@@ -71,7 +71,7 @@ def doctor(
 def examine(device: str, engine: EngineName, measure: bool) -> dict[str, Any]:
     """Return what is known about the GPUs of this machine, with `healthy` as the verdict."""
     from .. import gpu
-    from ..gpu import loader
+    from ..gpu import vulkan
     from .selfcheck import run_checks
 
     record: dict[str, Any] = {
@@ -105,8 +105,8 @@ def examine(device: str, engine: EngineName, measure: bool) -> dict[str, Any]:
                 }
             )
         if sys.platform == "linux":
-            has_loader = loader.load_loader()
-            drivers = [str(file) for file in loader.icd_files()]
+            has_loader = vulkan.load_loader()
+            drivers = [str(file) for file in vulkan.icd_files()]
             record["vulkan"] = {"loader": _loaded("libvulkan.so") if has_loader else None, "drivers": drivers}
             record["problems"] += nvidia_hints({info.vendor for info in infos}, has_loader)
         record["variables"] = {

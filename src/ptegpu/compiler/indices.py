@@ -5,7 +5,7 @@ through operators that only move values. If it comes from an input or a constant
 live size of what they index, before anything is submitted. Indices that the GPU computed are left to the kernels, which
 never reach outside a buffer.
 
-What is found becomes the `bounds` of a plan's family. `runtime/bounds.py` checks them.
+What is found becomes the `bounds` of a plan's family. `runtime/runner.py` checks them.
 """
 
 from __future__ import annotations

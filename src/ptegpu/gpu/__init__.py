@@ -1,17 +1,42 @@
-"""Runs plans on WebGPU. The only package that imports its engines, each when it is needed."""
+"""Runs plans on WebGPU. The only package that imports its engines, each when it is first needed."""
 
-from __future__ import annotations
+from typing import TYPE_CHECKING
 
-from .adapters import PACKAGES, AdapterInfo, Engine, adapters, check_engine, choose, find, installed, said
-from .device import Counters, Device, open_device
-from .limits import check, device_bytes
-from .loaded import LoadedPlan, Unplanned
-from .measurement import measure
-from .readback import Pending
-from .session import Session
-from .store import SharedConstants
-from .tensor import DeviceTensor
-from .threads import Lock
+from ..lazy import lazy
+
+if TYPE_CHECKING:
+    from .checks import check, device_bytes
+    from .device import Counters, Device, open_device
+    from .discovery import PACKAGES, AdapterInfo, Engine, adapters, check_engine, choose, find, installed, said
+    from .loaded import LoadedPlan, Unplanned
+    from .measurement import measure
+    from .readback import DeviceTensor, Pending
+    from .session import Session
+    from .store import SharedConstants
+    from .threads import Lock
+
+_LAZY = {
+    ".checks": ["check", "device_bytes"],
+    ".device": ["Counters", "Device", "open_device"],
+    ".discovery": [
+        "PACKAGES",
+        "AdapterInfo",
+        "Engine",
+        "adapters",
+        "check_engine",
+        "choose",
+        "find",
+        "installed",
+        "said",
+    ],
+    ".loaded": ["LoadedPlan", "Unplanned"],
+    ".measurement": ["measure"],
+    ".readback": ["DeviceTensor", "Pending"],
+    ".session": ["Session"],
+    ".store": ["SharedConstants"],
+    ".threads": ["Lock"],
+}
+__getattr__ = lazy(__name__, {name: module for module, names in _LAZY.items() for name in names})
 
 __all__ = [
     "PACKAGES",

@@ -1,30 +1,27 @@
-"""An opened GPU: its target for kernel generators, its pipelines, its buffers, and the counters that tests read."""
+"""An opened GPU: its target for kernel generators, its pipelines, buffers and submits, and counters."""
 
 from __future__ import annotations
 
 import atexit
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from time import perf_counter
-from typing import Literal
+from typing import Literal, Self
 
-from ..errors import DeviceError, DeviceLost, NoAdapter, OutOfMemory
+from ..errors import DeviceError, DeviceLost, NoAdapter, OutOfMemory, SubmitError
 from ..plan.plan import Kernel
 from ..plan.target import DeviceClass, Target
 from ..progress import Progress, silent
-from . import threads
-from .adapters import AdapterInfo, Engine, find, library, native_adapter
-from .buffers import BufferPool, GpuBuffer, Kind
-from .classes import class_of
-from .ownership import Handle, disown
-from .pipelines import Pipeline, PipelineCache
-from .probe import available_bytes, subgroup_size
-from .submit import submit
-from .uploads import Uploads
-from .webgpu import MATRICES
-from .webgpu import Limits as Given
+from . import threads, vulkan
+from .buffers import BufferPool, GpuBuffer, Kind, Uploads
+from .discovery import AdapterInfo, Engine, available_bytes, class_of, find, library, native_adapter
+from .native import Handle, disown
+from .pipelines import ComputePipeline, PipelineCache
+from .recorder import Recorder, Steps
+from .webgpu import MATRICES, NativeLimits
 
-Limits = Literal["adapter", "browser"]
+LimitSet = Literal["adapter", "browser"]
 
 _BROWSER_LIMITS = {
     "max-bind-groups": 4,
@@ -43,16 +40,29 @@ _BROWSER_LIMITS = {
     "max-compute-workgroup-size-z": 64,
     "max-compute-workgroups-per-dimension": 65535,
 }
-KEPT = 4  # the part of a GPU's free memory that may keep weights in the form that kernels want
-_ASIDE = 8  # threads that compile
-_SPIN = 2e-3  # seconds that a GPU is waited for without a pause: a pause ends some 60 µs late
-_WRITE_CHUNK = 32 << 20  # bytes of one write; the library stages each in host memory
-_WRITE_PENDING = 64 << 20  # bytes staged before they are flushed to the GPU
+KEPT = 4  # 1/4 of a GPU's free memory may keep weights in the layout of its kernels
+_COMPILE_THREADS = 8
+_PROBE_GROUPS = 2  # workgroups that determine the subgroup size
+_SPIN = 2e-3  # seconds of waiting for a GPU without a pause, since a pause ends some 60 µs late
+_WRITE_CHUNK = 32 << 20  # bytes of one write, which the library stages in host memory
+_WRITE_PENDING = 64 << 20  # staged bytes that are flushed to the GPU
+
+
+class _Totals:
+    """Figures that only grow."""
+
+    __slots__: tuple[str, ...] = ()
+
+    def snapshot(self) -> Self:
+        return copy(self)
+
+    def since(self, before: Self) -> Self:
+        return type(self)(*(getattr(self, name) - getattr(before, name) for name in self.__slots__))
 
 
 @dataclass(slots=True)
-class Counters:
-    """What was done on a device since it was opened."""
+class Counters(_Totals):
+    """Work done on a device since it was opened."""
 
     buffers_created: int = 0
     bind_groups_created: int = 0
@@ -62,23 +72,17 @@ class Counters:
     readbacks: int = 0
     bytes_uploaded: int = 0
 
-    def snapshot(self) -> Counters:
-        return replace(self)
-
-    def since(self, before: Counters) -> Counters:
-        return Counters(*(getattr(self, name) - getattr(before, name) for name in self.__slots__))
-
 
 @dataclass(slots=True)
-class Traffic:
-    """What went to the GPU and came back since it was opened, and the seconds that the host spent on it."""
+class Traffic(_Totals):
+    """Uploads and readbacks of a device since it was opened, and the seconds that the host spent on them."""
 
     uploads: int = 0
     upload_bytes: int = 0
     upload_seconds: float = 0.0
     readbacks: int = 0
     readback_bytes: int = 0
-    readback_seconds: float = 0.0  # waiting for the GPU included
+    readback_seconds: float = 0.0  # including the wait for the GPU
 
     def uploaded(self, nbytes: int, started: float, count: int = 1) -> None:
         self.uploads += count
@@ -90,39 +94,33 @@ class Traffic:
         self.readback_bytes += nbytes
         self.readback_seconds += perf_counter() - started
 
-    def snapshot(self) -> Traffic:
-        return replace(self)
-
-    def since(self, before: Traffic) -> Traffic:
-        return Traffic(*(getattr(self, name) - getattr(before, name) for name in self.__slots__))
-
 
 class Device:
     """A GPU device. Sessions share its pipelines and its pool; `lock` orders their recording and submitting."""
 
-    def __init__(self, info: AdapterInfo, *, limits: Limits, f16: bool, subgroups: bool, matrices: bool) -> None:
+    def __init__(self, info: AdapterInfo, *, limits: LimitSet, f16: bool, subgroups: bool, matrices: bool) -> None:
         f16, subgroups = f16 and "shader-f16" in info.features, subgroups and "subgroups" in info.features
         shapes = tuple(m for m in info.matrices if f16 or "f16" not in m) if matrices and subgroups else ()
-        self.timestamps = "timestamp-query" in info.features  # whether GPU time can be measured
-        without = {"shader-f16": f16, "subgroups": subgroups, MATRICES: bool(shapes)}
+        self.timestamps = "timestamp-query" in info.features  # GPU time can be measured
+        optional = {"shader-f16": f16, "subgroups": subgroups, MATRICES: bool(shapes)}
         engine = library(info.engine)
-        features = [name for name in engine.features if name in info.features and without.get(name, True)]
+        features = [name for name in engine.features if name in info.features and optional.get(name, True)]
         required = _within(_BROWSER_LIMITS, info.limits) if limits == "browser" else {}
         self.api = engine(native_adapter(info), features, required)
         self.info, self.limits = info, limits
-        if info.type != "software":  # whose work would have to share the processor with who waits
+        if info.type != "software":  # a software adapter needs the processor itself
             self.api.spin = _SPIN
         self.lock = threads.Lock()
         self.counters = Counters()
         self.traffic = Traffic()
         self.pool, self.uploads = BufferPool(), Uploads(self)
         self._pipelines = PipelineCache(self.api)
-        self.measured: DeviceClass | None = None  # its figures, once somebody asked
-        self.pending_bytes = 0  # written, but not submitted yet
+        self.measured: DeviceClass | None = None  # by `measure`
+        self.pending_bytes = 0  # written but not submitted yet
         self._lost: str | None = None
         self.target = _target(info, self.api.limits, f16=f16, subgroups=subgroups, matrices=shapes)
         if subgroups:
-            self.target = replace(self.target, subgroup_size=subgroup_size(self))
+            self.target = replace(self.target, subgroup_size=_subgroup_size(self))
 
     def __repr__(self) -> str:
         return f"<Device {self.info}>"
@@ -147,11 +145,11 @@ class Device:
             raise
 
     def available_bytes(self) -> int | None:
-        """Return the memory that new buffers may take; None when the adapter does not say."""
+        """Return the memory that new buffers may take; None if that is unknown."""
         return available_bytes(self.info)
 
     def buffer(self, name: str, nbytes: int, kind: Kind) -> GpuBuffer:
-        """Return a buffer from the pool, which is dirty, or a new one."""
+        """Return a buffer, either dirty from the pool or new."""
         with self.lock:
             buffer = self.pool.take(nbytes, kind)
             if buffer is None:
@@ -164,50 +162,52 @@ class Device:
             self.pool.give(buffer)
 
     def trim(self) -> None:
-        """Give back the buffers that nothing uses."""
+        """Destroy the buffers that nothing uses."""
         with self.lock:
             self.pool.clear()
             self.uploads.clear()
 
-    def pipeline(self, kernel: Kernel) -> Pipeline:
+    def pipeline(self, kernel: Kernel) -> ComputePipeline:
         return self.pipelines([kernel])[0]
 
-    def pipelines(self, kernels: Sequence[Kernel]) -> list[Pipeline]:
-        """Compile several kernels side by side."""
-        found = self._pipelines.found(kernels)
-        return self.compile_kernels(kernels).result() if found is None else found
+    def pipelines(self, kernels: Sequence[Kernel]) -> list[ComputePipeline]:
+        """Return the pipelines of kernels; compile missing ones in parallel."""
+        compiled = self._pipelines.find(kernels)
+        return self.compile_kernels(kernels).result() if compiled is None else compiled
 
-    def compile_kernels(self, kernels: Sequence[Kernel], progress: Progress = silent) -> threads.Job[list[Pipeline]]:
-        """Begin to compile in another thread. If nobody waits for it, that goes on, and whoever asks again has it."""
+    def compile_kernels(
+        self, kernels: Sequence[Kernel], progress: Progress = silent
+    ) -> threads.ThreadJob[list[ComputePipeline]]:
+        """Start to compile in another thread. It finishes even without a waiter, and later calls use its pipelines."""
 
-        def told(what: str, done: int, of: int) -> None:
+        def report(phase: str, done: int, of: int) -> None:
             if not job.dropped:
-                progress(what, done, of)
+                progress(phase, done, of)
 
-        def work() -> list[Pipeline]:
-            found = self._pipelines.get_all(kernels, told)
+        def work() -> list[ComputePipeline]:
+            pipelines = self._pipelines.get_all(kernels, report)
             self.counters.pipelines_created = self._pipelines.compiled
-            return found
+            return pipelines
 
-        job = threads.Job(work)
-        threads.pool("aside", _ASIDE).put(job)
+        job = threads.ThreadJob(work)
+        threads.pool("compile ahead", _COMPILE_THREADS).put(job)
         return job
 
-    def bind_group(self, pipeline: Pipeline, entries: Sequence[tuple[GpuBuffer, int, int]]) -> Handle:
+    def bind_group(self, pipeline: ComputePipeline, entries: Sequence[tuple[GpuBuffer, int, int]]) -> Handle:
         """Make a bind group of (buffer, offset, nbytes), bound at 0, 1, …"""
         self.counters.bind_groups_created += 1
         return self.api.bind_group(pipeline.layout, [(b.handle, o, n) for b, o, n in entries])
 
     def write(self, buffer: GpuBuffer, data: memoryview | bytes, offset: int = 0) -> None:
-        """Write bytes into a buffer, before whatever is submitted next. A tail of 1 to 3 bytes is padded with zeros."""
+        """Write bytes into a buffer before the next submit. A tail of 1 to 3 bytes is padded with zeros."""
         started = perf_counter()
         view = memoryview(data).cast("B")
-        whole = len(view) & ~3
+        aligned = len(view) & ~3
         with self.lock:
-            for start in range(0, whole, _WRITE_CHUNK):
-                self._write(buffer, view[start : min(start + _WRITE_CHUNK, whole)], offset + start)
-            if whole < len(view):
-                self._write(buffer, bytes(view[whole:]).ljust(4, b"\0"), offset + whole)
+            for start in range(0, aligned, _WRITE_CHUNK):
+                self._write(buffer, view[start : min(start + _WRITE_CHUNK, aligned)], offset + start)
+            if aligned < len(view):
+                self._write(buffer, bytes(view[aligned:]).ljust(4, b"\0"), offset + aligned)
         self.counters.bytes_uploaded += len(view)
         self.traffic.uploaded(len(view), started)
 
@@ -219,18 +219,18 @@ class Device:
             with self.api.record() as recorder:
                 for buffer in buffers:
                     recorder.clear(buffer.handle, buffer.nbytes)
-                submit(self, recorder, buffers)
+                self.submit(recorder, buffers)
         for buffer in buffers:
             buffer.dirty = False
 
     def read(self, buffer: GpuBuffer, nbytes: int) -> bytearray:
-        """Read the first bytes of a buffer after everything submitted so far; `nbytes` is a multiple of 4."""
+        """Read the first bytes of a buffer after all submitted work; `nbytes` is a multiple of 4."""
         started = perf_counter()
         staging = self.buffer("read back", nbytes, "staging")
         with self.lock:
             with self.api.record() as recorder:
                 recorder.copy(buffer.handle, 0, staging.handle, 0, nbytes)
-                submit(self, recorder, (buffer, staging))
+                self.submit(recorder, (buffer, staging))
         data = bytearray(staging.read(self, nbytes))
         self.counters.readbacks += 1
         staging.unmap()
@@ -238,15 +238,34 @@ class Device:
         self.traffic.read(nbytes, started)
         return data
 
+    def submit(self, recorder: Recorder | None = None, buffers: Iterable[GpuBuffer] = ()) -> None:
+        """Start recorded work, which uses `buffers`, after the pending writes; without work, start the writes.
+
+        This is the only way to the GPU's queue. wgpu-native aborts the process in the four cases for which this
+        raises: a destroyed buffer, a mapped buffer, a command buffer submitted twice, a lost device.
+        """
+        if self.info.type == "software":
+            self.api.drain()  # such a driver waits for earlier work in the submit, where it ignores signals
+        self.check_alive()
+        if recorder is not None and recorder.ended:
+            raise SubmitError("a command buffer was submitted twice; record it again")
+        for buffer in buffers:
+            if buffer.state != "ready":
+                raise SubmitError(f"buffer {buffer.name} is {buffer.state}, but submitted work uses it")
+        commands = [] if recorder is None else recorder.end()
+        self.api.submit(commands)
+        self.counters.submits += max(1, len(commands))
+        self.pending_bytes = 0
+
     def wait(self) -> None:
-        """Wait until everything written and submitted so far is done."""
+        """Wait until all writes and submitted work are done."""
         with self.lock:
-            submit(self)
+            self.submit()
         self.api.drain()
 
     def destroy(self) -> None:
-        """End the device; what still uses it raises DeviceLost from then on."""
-        with self.lock, self._pipelines.lock:  # Dawn dies where a device is destroyed under a thread that compiles
+        """Destroy the device; later uses raise DeviceLost."""
+        with self.lock, self._pipelines.lock:  # Dawn crashes if a device is destroyed while a thread compiles
             if self._lost is None:
                 self.trim()
                 self._lost = "the GPU device was destroyed; load the program again"
@@ -261,9 +280,9 @@ class Device:
             try:
                 buffer = GpuBuffer(self.api, name, nbytes, kind)
             except OutOfMemory:
-                left = self.available_bytes()
-                there = "" if left is None else f"; {left} are available"
-                raise OutOfMemory(f"buffer {name} needs {nbytes} bytes on {self.target.name}{there}") from None
+                free = self.available_bytes()
+                available = "" if free is None else f"; {free} are available"
+                raise OutOfMemory(f"buffer {name} needs {nbytes} bytes on {self.target.name}{available}") from None
         self.counters.buffers_created += 1
         return buffer
 
@@ -275,49 +294,51 @@ class Device:
 
 
 _opening = threads.Lock()
-_devices: dict[tuple[str, int, Limits, bool, bool, bool], Device] = {}
+_devices: dict[tuple[str, int, LimitSet, bool, bool, bool], Device] = {}
 
 
 def open_device(
     device: int | str = "auto",
     *,
     engine: Engine = "auto",
-    limits: Limits = "adapter",
+    limits: LimitSet = "adapter",
     f16: bool = True,
     subgroups: bool = True,
     matrices: bool = True,
 ) -> Device:
-    """Open the device of an adapter, once per process and options. `limits="browser"` asks for WebGPU's defaults."""
+    """Open the device of an adapter, once per process and options. `limits="browser"` requests WebGPU's defaults."""
     info = find(device, engine)
     key = (info.engine, info.index, limits, f16, subgroups, matrices)
 
     def opened() -> Device:
         with _opening:
-            found = _devices.get(key)
-            if found is None or found.lost:
+            device = _devices.get(key)
+            if device is None or device.lost:
                 try:
-                    found = Device(info, limits=limits, f16=f16, subgroups=subgroups, matrices=matrices)
+                    device = Device(info, limits=limits, f16=f16, subgroups=subgroups, matrices=matrices)
                 except DeviceError as error:
                     raise NoAdapter(f"{info} cannot be opened: {error}") from error
-                _devices[key] = found
-            return found
+                _devices[key] = device
+            return device
 
     return threads.opening().do(opened)
 
 
 @atexit.register
 def _leave() -> None:
-    """Leak the devices: one that is released waits for its work, which a process that ends should not."""
+    """Leak the devices: releasing one waits for its work, and the end of a process should not wait."""
     for device in _devices.values():
         disown(device.api.handle)
 
 
-def _within(wanted: Mapping[str, int], adapter: Mapping[str, int]) -> dict[str, int]:
-    """Return the wanted limits, or the adapter's where those are worse."""
-    return {name: (max if name.startswith("min-") else min)(n, adapter[name]) for name, n in wanted.items()}
+def _within(limits: Mapping[str, int], adapter: Mapping[str, int]) -> dict[str, int]:
+    """Return the weaker of `limits` and the adapter's limits."""
+    return {name: (max if name.startswith("min-") else min)(n, adapter[name]) for name, n in limits.items()}
 
 
-def _target(info: AdapterInfo, limits: Given, *, f16: bool, subgroups: bool, matrices: tuple[str, ...]) -> Target:
+def _target(
+    info: AdapterInfo, limits: NativeLimits, *, f16: bool, subgroups: bool, matrices: tuple[str, ...]
+) -> Target:
     return Target(
         name=info.name,
         max_invocations=min(limits.maxComputeInvocationsPerWorkgroup, limits.maxComputeWorkgroupSizeX),
@@ -332,3 +353,39 @@ def _target(info: AdapterInfo, limits: Given, *, f16: bool, subgroups: bool, mat
         kept_bytes=(available_bytes(info) or 0) // KEPT if matrices and info.type == "discrete" else 0,
         device_class=class_of(info),
     )
+
+
+def _subgroup_size(device: Device) -> int:
+    """Return the size of every subgroup, found by running a kernel; 0 if it varies."""
+    if device.info.backend == "Vulkan":
+        smallest, largest = vulkan.subgroup_range(device.info.name, device.info.twin)
+        if smallest < largest:
+            return 0  # the driver chooses per pipeline, so a probe says nothing about other kernels
+    widest = device.target.workgroup(device.target.max_invocations)
+    sizes = {size for workgroup in (64, widest) for size in _subgroup_sizes(device, workgroup)}
+    return sizes.pop() if len(sizes) == 1 else 0
+
+
+def _subgroup_sizes(device: Device, workgroup: int) -> set[int]:
+    pipeline = device.pipeline(subgroup_probe(workgroup))
+    nbytes = _PROBE_GROUPS * workgroup * 4
+    buffer = device.buffer("subgroup sizes", nbytes, "storage")
+    group = device.bind_group(pipeline, [(buffer, 0, nbytes)])
+    with device.api.record() as recorder:
+        recorder.compute(Steps([pipeline.handle], [group], [_PROBE_GROUPS], [1]))
+        device.submit(recorder, [buffer])
+    sizes = set(memoryview(device.read(buffer, nbytes)).cast("I"))
+    device.release(buffer)
+    return sizes
+
+
+def subgroup_probe(workgroup: int) -> Kernel:
+    """Return a kernel in which each invocation writes the size of its subgroup."""
+    wgsl = f"""
+@group(0) @binding(0) var<storage, read_write> sizes: array<u32>;
+@compute @workgroup_size({workgroup})
+fn main(@builtin(global_invocation_id) id: vec3u, @builtin(subgroup_size) size: u32) {{
+    sizes[id.x] = size;
+}}
+"""
+    return Kernel(f"subgroup_size_{workgroup}", wgsl, ("write",), workgroup, needs=("subgroups",))

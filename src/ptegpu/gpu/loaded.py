@@ -1,14 +1,14 @@
-"""A plan that is ready to run: what of it is compiled and bound, and what it records at the sizes of a run.
+"""A plan that is ready to run: its compiled and bound kernels, and what it records at the sizes of a run.
 
 Pipelines and bind groups are made when a choice is first taken, or all at once (`LoadedPlan.warm`). A run at the sizes
-of the run before resolves nothing.
+of the previous run resolves nothing.
 """
 
 from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -17,20 +17,96 @@ import numpy as np
 from ..errors import InvalidInput, InvalidProgram, LimitExceeded
 from ..limits import current
 from ..plan.numbers import Item, Shapes
-from ..plan.plan import Binding, Choice, Expr, Input, Number, Plan, Port, plain
+from ..plan.plan import Binding, Choice, Dispatch, Expr, Input, Number, Plan, Port, plain
 from ..plan.resolve import At, Resolver, chosen
 from .buffers import GpuBuffer
-from .combined import Combined, Launch, combine
-from .inputs import Argument, Points, check_fits, outgrows, sizes_at, sizes_of
-from .ownership import Handle
-from .pipelines import Pipeline
-from .readback import Layout
+from .checks import Argument, Points, check_fits, outgrows, sizes_at, sizes_of
+from .native import Handle
+from .pipelines import ComputePipeline
+from .readback import DeviceTensor, StagingLayout
 from .recorder import Steps
 from .recording import Recording
-from .tensor import DeviceTensor
 
 if TYPE_CHECKING:
     from .session import Session
+
+
+class Launch(NamedTuple):
+    """A dispatch with its pipeline and bind group."""
+
+    pipeline: ComputePipeline
+    group: Handle
+    dispatch: Dispatch
+
+
+class Patches(NamedTuple):
+    """Words of a parameter buffer that depend on sizes: their indices in its image, and those of their numbers."""
+
+    buffer: int  # number of the image
+    ints: np.ndarray
+    int_numbers: list[int]
+    floats: np.ndarray
+    float_numbers: list[int]
+
+
+class CombinedLaunches(NamedTuple):
+    """The launches of one combination of a plan's choices, ready for all sizes that take it.
+
+    A size is an index into the numbers of the plan at some sizes, followed by `constants`.
+    """
+
+    constants: tuple[int, ...]
+    indices: Steps  # with indices of the grids' sizes
+    patches: list[Patches]
+
+    def steps(self, at: At) -> tuple[Steps, int]:
+        """Return the steps to record at these sizes, and the most workgroups in one dimension."""
+        numbers = (*at.numbers, *self.constants)
+        pipelines, groups, *axes = self.indices
+        x, y = ([numbers[k] for k in axis] for axis in axes)
+        steps = Steps(pipelines, groups, x, y)
+        if min(x, default=1) <= 0 or min(y, default=1) <= 0:  # leave out dispatches without workgroups
+            launched = [k for k in range(len(groups)) if x[k] > 0 and y[k] > 0]
+            steps = Steps(*([column[k] for k in launched] for column in steps))
+        return steps, max([*x, *y], default=0)
+
+    def images(self, plan: Plan, at: At) -> list[np.ndarray]:
+        """Return the contents of the parameter buffers at these sizes; an empty list if they never change."""
+        if not plan.rows:
+            return []
+        numbers, images = at.numbers, []
+        for p in self.patches:
+            image = np.frombuffer(plan.params[p.buffer], np.uint32).copy()
+            image[p.ints] = np.array([int(numbers[k]) & 0xFFFFFFFF for k in p.int_numbers], np.uint32)
+            if p.float_numbers:
+                with np.errstate(over="ignore"):  # in numbers that no kernel can take
+                    image[p.floats] = np.array([numbers[k] for k in p.float_numbers], np.float32).view(np.uint32)
+            images.append(image)
+        return images
+
+
+def combine(launches: list[Launch], order: Mapping[int, int], params: Sequence[int]) -> CombinedLaunches:
+    """Combine launches; `order` has the index of each row among the numbers, `params` the parameter buffers."""
+    constants: dict[int, int] = {}
+
+    def index(n: Number) -> int:
+        return order[n.row] if isinstance(n, Expr) else len(order) + constants.setdefault(n, len(constants))
+
+    x, y = ([index(launch.dispatch.grid[axis]) for launch in launches] for axis in (0, 1))
+    indices = Steps([launch.pipeline.handle for launch in launches], [launch.group for launch in launches], x, y)
+    words: dict[int, dict[int, tuple[int, bool]]] = {k: {} for k in range(len(params))}
+    for _, _, d in launches:
+        if d.patches:
+            image = next(params.index(b.buffer) for b in d.bindings if b.buffer in params)
+            words[image] |= {p.word: (order[p.value.row], p.kind == "f32") for p in d.patches}
+    patches = []
+    for image, sources in words.items():
+        arrays: list[Any] = []
+        for real in (False, True):
+            pairs = [(word, number) for word, (number, is_real) in sources.items() if is_real == real]
+            arrays += [np.array([word for word, _ in pairs], np.int64), [number for _, number in pairs]]
+        patches.append(Patches(image, *arrays))
+    return CombinedLaunches(tuple(constants), indices, patches)
 
 
 class Unplanned(LookupError):
@@ -39,23 +115,23 @@ class Unplanned(LookupError):
 
 @dataclass(eq=False, slots=True)
 class RecordedSteps:
-    """A plan at the sizes of one run: what the recording loop replays."""
+    """A plan at the sizes of one run, ready to be recorded."""
 
     key: tuple[Any, ...]
     at: At
     steps: Steps
     outputs: tuple[Port | Number, ...]  # shapes are plain
-    images: list[np.ndarray]  # of parameters that have to be written first
-    layouts: dict[tuple[int, ...] | None, Layout] = field(default_factory=dict)  # by what is read
+    images: list[np.ndarray]  # of the parameter buffers, to be written first
+    layouts: dict[tuple[int, ...] | None, StagingLayout] = field(default_factory=dict)  # by the outputs to read
 
-    def layout(self, read: tuple[int, ...] | None) -> Layout:
+    def layout(self, read: tuple[int, ...] | None) -> StagingLayout:
         if read not in self.layouts:
-            self.layouts[read] = Layout.of(self.outputs, read)
+            self.layouts[read] = StagingLayout.of(self.outputs, read)
         return self.layouts[read]
 
 
 class ResolvedRun(NamedTuple):
-    """A run of some inputs: the steps at their sizes, and their symbolic ints (by row)."""
+    """A run of some inputs: the steps at their sizes, and their symbolic ints by row."""
 
     recorded: RecordedSteps
     ints: dict[int, Any]
@@ -64,30 +140,30 @@ class ResolvedRun(NamedTuple):
 
 
 class LoadedPlan:
-    """A plan on a session, with its buffers in the plan's order. Its caller holds the locks."""
+    """A plan on a session, with its buffers in the plan's order. Callers hold the locks."""
 
     def __init__(self, session: Session) -> None:
         self.session: Session | None = session
         self.device = session.device
-        self.last: Plan | None = None  # at the sizes of the last run that was timed
+        self.last: Plan | None = None  # evaluated at the sizes of the last timed run
         self.release()
 
     def release(self) -> None:
-        """Forget what is compiled and bound, until a run needs it."""
-        self.pipelines: dict[int, Pipeline] = {}
+        """Drop pipelines and bind groups until a run needs them again."""
+        self.pipelines: dict[int, ComputePipeline] = {}
         self.groups: dict[tuple[object, ...], Handle] = {}
-        self.combined: dict[tuple[int, tuple[int, ...]], Combined] = {}
+        self.combined: dict[tuple[int, tuple[int, ...]], CombinedLaunches] = {}
         self.recorded: RecordedSteps | None = None  # of the last run
-        self.done: set[tuple[int, tuple[Binding, ...]]] = set()  # dispatches that need not be repeated
+        self.done_once: set[tuple[int, tuple[Binding, ...]]] = set()  # dispatches that run only once, and ran
 
     def use(self, plan: Plan, buffers: list[GpuBuffer]) -> None:
-        """Take over a plan, or the same one with more families and choices."""
+        """Set the plan, or the same plan with more families and choices."""
         self.plan, self.buffers, self.resolver = plan, buffers, Resolver(plan)
-        self.takes: list[tuple[Input, np.dtype | None, GpuBuffer | None]] = [  # dtypes of arrays that are not checked
+        self.inputs: list[tuple[Input, np.dtype | None, GpuBuffer | None]] = [  # dtypes of arrays that need no check
             (i, i.dtype and i.dtype.numpy, None if i.buffer is None else buffers[i.buffer]) for i in plan.inputs
         ]
-        self.own = {id(buffer) for _, _, buffer in self.takes if buffer is not None}
-        self.writes = {id(buffers[k]) for k in _written(plan)} & self.own
+        self.input_ids = {id(buffer) for _, _, buffer in self.inputs if buffer is not None}
+        self.written_ids = {id(buffers[k]) for k in _written(plan)} & self.input_ids
         self.copies = [(buffers[c.source].handle, buffers[c.target].handle, c.nbytes) for c in plan.copies]
         self.syms = next((buffers[k] for k, b in enumerate(plan.buffers) if b.role == "syms"), None)
         self.params = [k for k, b in enumerate(plan.buffers) if b.role == "params"]
@@ -98,13 +174,13 @@ class LoadedPlan:
         self.release()
 
     def reserve(self, count: int) -> None:
-        """Reserve `count` pipelines; other plans of the program may have to give up theirs."""
+        """Reserve `count` pipelines; other plans of the program may lose theirs."""
         budget = current()
         if budget is not None:
             budget.keep(self, count, self.release)
 
     def warm(self) -> None:
-        """Compile and bind everything that any size may need."""
+        """Compile and bind the kernels for all sizes."""
         self._launches([c for family in self.plan.families for choices in family.steps for c in choices])
 
     def resolve(self, inputs: Sequence[Argument]) -> ResolvedRun:
@@ -118,18 +194,18 @@ class LoadedPlan:
         return ResolvedRun(recorded, resolver.words_at(shapes, item) if resolver.words else {}, shapes, item)
 
     def accept(self, inputs: Sequence[Argument]) -> list[Argument]:
-        """Return inputs that fit the plan; tensors that cannot be copied on this device become arrays."""
-        if len(inputs) != len(self.takes):
-            raise InvalidInput(f"plan {self.plan.name} takes {len(self.takes)} inputs, {len(inputs)} given")
+        """Return the inputs after checking them; tensors that cannot be copied on this device become arrays."""
+        if len(inputs) != len(self.inputs):
+            raise InvalidInput(f"plan {self.plan.name} takes {len(self.inputs)} inputs, {len(inputs)} given")
         accepted = list(inputs)
         for number, value in enumerate(inputs):
-            declared, dtype, buffer = self.takes[number]
+            declared, dtype, buffer = self.inputs[number]
             if type(value) is np.ndarray and value.dtype is dtype and value.shape == declared.shape:
                 continue
             check_fits(number, declared, value)
             if isinstance(value, DeviceTensor):
                 value.check_fresh()
-                overwritten = id(value.buffer) in self.own and value.buffer is not buffer
+                overwritten = id(value.buffer) in self.input_ids and value.buffer is not buffer
                 if value.session.device is not self.device or overwritten:
                     accepted[number] = value.numpy()
                 elif value.session is not self.session:
@@ -137,7 +213,7 @@ class LoadedPlan:
         return accepted
 
     def words(self, run: ResolvedRun) -> bytes | None:
-        """Return what the buffer of symbolic ints must hold; None where the plan has none."""
+        """Return the contents of the buffer of symbolic ints; None if the plan has no such buffer."""
         if self.syms is None:
             return None
         words, ints = self.plan.families[run.recorded.at.family].words, run.ints
@@ -147,13 +223,12 @@ class LoadedPlan:
             raise InvalidInput(f"plan {self.plan.name}: a symbolic int does not fit 32 bits") from None
 
     def _compile(self, choices: Sequence[Choice]) -> None:
-        """Compile the kernels of these choices, all at once."""
-        wanted = dict.fromkeys(d.kernel for c in choices for d in c.dispatches)
-        new = [k for k in wanted if k not in self.pipelines]
+        needed = dict.fromkeys(d.kernel for c in choices for d in c.dispatches)
+        new = [k for k in needed if k not in self.pipelines]
         budget = current()
         if len(self.pipelines) + len(new) > (math.inf if budget is None else budget.limits.pipelines):
-            self.release()  # those of other sizes
-            new = list(wanted)
+            self.release()  # pipelines of other sizes
+            new = list(needed)
         self.reserve(len(self.pipelines) + len(new))
         pipelines = self.device.pipelines([self.plan.kernels[k] for k in new])
         self.pipelines |= dict(zip(new, pipelines, strict=True))
@@ -194,8 +269,8 @@ class LoadedPlan:
             outputs.append(o)
         return RecordedSteps(key, at, steps, tuple(outputs), combined.images(plan, at))
 
-    def _combine(self, at: At, shapes: Shapes) -> Combined:
-        """Compile and bind a combination of choices that is taken for the first time."""
+    def _combine(self, at: At, shapes: Shapes) -> CombinedLaunches:
+        """Compile and bind a combination of choices when it is first taken."""
         choices = chosen(self.plan, at)
         refusal = next((c.refusal for c in choices if c.refusal), "")
         if refusal:
@@ -208,9 +283,9 @@ class LoadedPlan:
         return combined
 
     def _run_once(self, launches: Sequence[Launch]) -> None:
-        """Run what need not be repeated, if it did not run yet: behind what is recorded so far, before what comes."""
+        """Run the launches that run only once, unless they did already. They run after everything recorded so far."""
         new = {(x.dispatch.kernel, x.dispatch.bindings): x for x in launches}
-        new = {key: x for key, x in new.items() if key not in self.done}
+        new = {key: x for key, x in new.items() if key not in self.done_once}
         if not new:
             return
         assert self.session is not None
@@ -221,11 +296,11 @@ class LoadedPlan:
         recording.touch(self.buffers)
         recording.compute(steps, None)
         recording.submit()
-        self.done.update(new)
+        self.done_once.update(new)
 
 
 def kernels_at(plan: Plan, points: Points) -> list[int]:
-    """Return the kernels that a plan needs at some points."""
+    """Return the kernels that a plan needs at these points."""
     kernels: dict[int, None] = {}
     if not points:
         return []
@@ -238,7 +313,6 @@ def kernels_at(plan: Plan, points: Points) -> list[int]:
 
 
 def _written(plan: Plan) -> set[int]:
-    """Return the buffers that a run may write."""
     dispatches = [d for f in plan.families for choices in f.steps for c in choices for d in c.dispatches]
     bound = {(b.buffer, a) for d in dispatches for b, a in zip(d.bindings, plan.kernels[d.kernel].access)}
     return {k for k, access in bound if access != "read"} | {c.target for c in plan.copies}

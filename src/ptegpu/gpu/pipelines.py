@@ -1,7 +1,7 @@
 """Compute pipelines by source: a kernel compiles once per device. Compile errors name the line.
 
-Pipelines in use are shared, however many there are. Of those that nothing uses, only the last are kept: each takes
-about a megabyte of the host's memory under a software adapter.
+All pipelines in use are shared. Of the unused ones, only the most recent are kept: each takes about a megabyte of the
+host's memory with a software adapter.
 """
 
 from __future__ import annotations
@@ -16,76 +16,75 @@ from ..errors import DeviceError, DeviceLost, KernelError, OutOfMemory
 from ..plan import dialect
 from ..plan.plan import Access, Kernel
 from ..progress import Progress, silent
-from .faults import Report
-from .ownership import Handle
+from .native import Handle, Report
 from .threads import Lock
-from .webgpu import Source, WebGPU
+from .webgpu import ShaderSource, WebGPU
 
-_KEPT = 128
+_MAX_UNUSED = 128
 
 _Key: TypeAlias = tuple[str, tuple[Access, ...]]  # source, bindings
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
-class Pipeline:
-    """A compiled kernel. Plans that use it keep it, so that others find it."""
+class ComputePipeline:
+    """A compiled kernel. It is shared as long as a plan holds it."""
 
     handle: Handle
     layout: Handle  # of bind group 0
 
 
 class PipelineCache:
-    def __init__(self, api: WebGPU, kept: int = _KEPT) -> None:
-        self.compiled = 0  # kernels, so far
-        self._api, self._kept = api, kept
+    def __init__(self, api: WebGPU, max_unused: int = _MAX_UNUSED) -> None:
+        self.compiled = 0  # kernels so far
+        self._api, self._max_unused = api, max_unused
         self._layouts: dict[tuple[Access, ...], tuple[Handle, Handle]] = {}  # bind group's, pipeline's
-        self._alive: dict[_Key, ref[Pipeline]] = {}  # without callbacks: an interrupt that arrives in one is lost
-        self._recent: dict[_Key, Pipeline] = {}  # used last comes last
+        self._alive: dict[_Key, ref[ComputePipeline]] = {}  # without callbacks, in which an interrupt would be lost
+        self._recent: dict[_Key, ComputePipeline] = {}  # in order of use
         self.lock = Lock()  # held while anything compiles
 
-    def found(self, kernels: Sequence[Kernel]) -> list[Pipeline] | None:
+    def find(self, kernels: Sequence[Kernel]) -> list[ComputePipeline] | None:
         """Return the pipelines if all are compiled already, else None."""
         with self.lock:
-            found = [self._found(self._key(kernel)) for kernel in kernels]
-            return None if None in found else [self.get(kernel) for kernel in kernels]
+            pipelines = [self._find(self._key(kernel)) for kernel in kernels]
+            return None if None in pipelines else [self.get(kernel) for kernel in kernels]
 
-    def get_all(self, kernels: Sequence[Kernel], progress: Progress = silent) -> list[Pipeline]:
-        """Compile several at once: side by side, which takes a driver a tenth of the time."""
+    def get_all(self, kernels: Sequence[Kernel], progress: Progress = silent) -> list[ComputePipeline]:
+        """Compile several kernels in parallel, which takes a driver a tenth of the time."""
         with self.lock:
             return self._get_all(kernels, progress)
 
-    def _get_all(self, kernels: Sequence[Kernel], progress: Progress) -> list[Pipeline]:
-        new = {key: k for k in kernels if self._found(key := self._key(k)) is None}
-        made: list[Handle] = []
+    def _get_all(self, kernels: Sequence[Kernel], progress: Progress) -> list[ComputePipeline]:
+        new = {key: k for k in kernels if self._find(key := self._key(k)) is None}
+        handles: list[Handle] = []
         if len(new) > 1:
-            with suppress(DeviceError):  # whose, is told one by one
+            with suppress(DeviceError):  # compiling them one by one below tells which kernel is wrong
                 sources = [self._source(kernel, key[0]) for key, kernel in new.items()]
-                made = self._api.pipelines(sources, lambda done: progress("Compiling kernels", done, len(new)))
-        alive = [Pipeline(handle, self._layout(key[1])[0]) for key, handle in zip(new, made)]
+                handles = self._api.pipelines(sources, lambda done: progress("Compiling kernels", done, len(new)))
+        alive = [ComputePipeline(handle, self._layout(key[1])[0]) for key, handle in zip(new, handles)]
         for key, pipeline in zip(new, alive):
             self._add(key, pipeline)
         return [self.get(kernel) for kernel in kernels]
 
-    def get(self, kernel: Kernel) -> Pipeline:
+    def get(self, kernel: Kernel) -> ComputePipeline:
         key = self._key(kernel)
-        pipeline = self._found(key)
+        pipeline = self._find(key)
         if pipeline is None:
             handle = self._api.pipeline(self._source(kernel, key[0]))
-            pipeline = self._add(key, Pipeline(handle, self._layout(kernel.access)[0]))
+            pipeline = self._add(key, ComputePipeline(handle, self._layout(kernel.access)[0]))
         self._recent.pop(key, None)
         self._recent[key] = pipeline
-        if len(self._recent) > self._kept:
+        if len(self._recent) > self._max_unused:
             del self._recent[next(iter(self._recent))]
         return pipeline
 
-    def _found(self, key: _Key) -> Pipeline | None:
+    def _find(self, key: _Key) -> ComputePipeline | None:
         alive = self._alive.get(key)
         return alive() if alive else None
 
-    def _add(self, key: _Key, pipeline: Pipeline) -> Pipeline:
+    def _add(self, key: _Key, pipeline: ComputePipeline) -> ComputePipeline:
         self._alive[key] = ref(pipeline)
         self.compiled += 1
-        if self.compiled % self._kept == 0:
+        if self.compiled % self._max_unused == 0:
             self._alive = {key: alive for key, alive in self._alive.items() if alive() is not None}
         return pipeline
 
@@ -94,26 +93,25 @@ class PipelineCache:
             self._layouts[access] = self._api.layouts(access)
         return self._layouts[access]
 
-    def _source(self, kernel: Kernel, wgsl: str) -> Source:
+    def _source(self, kernel: Kernel, wgsl: str) -> ShaderSource:
         def translate(report: Report) -> DeviceError:
-            ours = self._api.as_error(report)
-            return ours if isinstance(ours, (DeviceLost, OutOfMemory)) else self._error(kernel, report.text, str(ours))
+            error = self._api.as_error(report)
+            if isinstance(error, (DeviceLost, OutOfMemory)):
+                return error
+            return self._error(kernel, report.text, str(error))
 
-        return Source(kernel.name, wgsl, self._layout(kernel.access)[1], translate)
+        return ShaderSource(kernel.name, wgsl, self._layout(kernel.access)[1], translate)
 
     def _key(self, kernel: Kernel) -> _Key:
         return dialect.source(kernel, self._api.dialect), kernel.access
 
-    def _error(self, kernel: Kernel, words: str, summary: str) -> KernelError:
-        """Return the error for the compiler's words; lines count in `kernel.wgsl`, without the prelude."""
-        line, column, said = self._api.fault(words) or (0, 0, summary)
+    def _error(self, kernel: Kernel, report: str, summary: str) -> KernelError:
+        """Return the error for a compiler's report; lines count in `kernel.wgsl`, without the prelude."""
+        line, column, message = self._api.fault(report) or (0, 0, summary)
         line -= dialect.prelude(kernel, self._api.dialect).count("\n")
         if line < 1:
-            return KernelError(f"kernel {kernel.name} does not compile: {said}")
-        text = _line(kernel.wgsl.splitlines(), line)
+            return KernelError(f"kernel {kernel.name} does not compile: {message}")
+        lines = kernel.wgsl.splitlines()
+        text = lines[line - 1].strip() if line <= len(lines) else ""
         where = f"at line {line}, column {column}"
-        return KernelError(f"kernel {kernel.name} does not compile {where}: {said}", f"  {text}")
-
-
-def _line(lines: Sequence[str], number: int) -> str:
-    return lines[number - 1].strip() if 1 <= number <= len(lines) else ""
+        return KernelError(f"kernel {kernel.name} does not compile {where}: {message}", f"  {text}")

@@ -1,33 +1,79 @@
-"""Outputs on their way back: where each is in a staging buffer, and a run that is not waited for."""
+"""Outputs of a run: in a staging buffer on their way to the host, or left on the GPU as a `DeviceTensor`."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from time import perf_counter
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from ..errors import DeviceError
-from ..plan.plan import Expr, Number, Port, plain
+from ..dtypes import DType
+from ..errors import Closed, DeviceError, InvalidInput
+from ..plan.plan import ALIGN, Expr, Number, Port, plain
 from .buffers import GpuBuffer
-from .limits import staging_bytes
-from .tensor import DeviceTensor
 
 if TYPE_CHECKING:
+    from .checks import Argument
     from .device import Device
-    from .inputs import Argument
-    from .loaded import LoadedPlan, ResolvedRun
+    from .loaded import ResolvedRun
     from .recording import Recording
     from .session import Session
 
+
+class DeviceTensor:
+    """An output of the session's last run.
+
+    It is valid until the next run, reset or close of that session, or until its buffer is released with its plan.
+    """
+
+    __slots__ = ("_generation", "_owners", "buffer", "dtype", "session", "shape")
+
+    def __init__(
+        self, session: Session, buffer: GpuBuffer, dtype: DType, shape: tuple[int, ...], generation: int
+    ) -> None:
+        self.session, self.buffer, self.dtype, self.shape = session, buffer, dtype, shape
+        self._generation, self._owners = generation, buffer.owners
+
+    def __repr__(self) -> str:
+        return f"<DeviceTensor {self.dtype.value}{list(self.shape)} on {self.session.device.target.name}>"
+
+    @property
+    def nbytes(self) -> int:
+        return self.dtype.size * math.prod(self.shape)
+
+    def check_fresh(self) -> None:
+        """Raise unless the buffer still holds the bytes of the run that made this tensor."""
+        if self.session.closed:
+            raise Closed("the session of this device tensor is closed")
+        if (self._generation, self._owners) != (self.session.generation, self.buffer.owners):
+            raise InvalidInput("this device tensor is from an earlier run: read it or pass it on before the next one")
+
+    def numpy(self) -> np.ndarray:
+        """Read the values back into a fresh array."""
+        with self.session.device.lock:
+            self.check_fresh()
+            self.session.flush()
+            if not self.nbytes:
+                return np.empty(self.shape, self.dtype.numpy)
+            data = self.session.device.read(self.buffer, (self.nbytes + 3) & ~3)
+            return np.ndarray(self.shape, self.dtype.numpy, data)
+
+
 _MIN_STAGING = 1024  # bytes of a buffer
-_MAX_FREE = 4  # staging buffers that are kept
+_MAX_FREE = 4  # staging buffers kept for reuse
 
 
-class Place(NamedTuple):
-    """Where an output that is read is in the staging buffer."""
+def staging_bytes(nbytes: int) -> int:
+    """Return the room that an output takes in a staging buffer."""
+    return -(-nbytes // ALIGN) * ALIGN
+
+
+class StagedOutput(NamedTuple):
+    """An output in the staging buffer."""
 
     number: int
     buffer: int  # of the plan
@@ -37,29 +83,29 @@ class Place(NamedTuple):
     nbytes: int  # whole words
 
 
-class Layout(NamedTuple):
-    """The outputs that are read, one behind the other."""
+class StagingLayout(NamedTuple):
+    """The outputs that are read back, in order of their offsets."""
 
-    places: tuple[Place, ...]
+    outputs: tuple[StagedOutput, ...]
     nbytes: int  # with padding
-    carried: int  # without
+    payload: int  # bytes without padding
 
     @staticmethod
-    def of(outputs: Sequence[Port | Number], read: Sequence[int] | None) -> Layout:
+    def of(outputs: Sequence[Port | Number], read: Sequence[int] | None) -> StagingLayout:
         """Lay out the outputs whose numbers are in `read` (None: all), leaving out ints."""
-        places, total, carried = [], 0, 0
+        staged, total, payload = [], 0, 0
         for number in range(len(outputs)) if read is None else read:
             port = outputs[number]
             if isinstance(port, Port):
                 shape, nbytes = tuple(map(plain, port.shape)), port.nbytes
-                places.append(Place(number, port.buffer, port.dtype.numpy, shape, total, (nbytes + 3) & ~3))
+                staged.append(StagedOutput(number, port.buffer, port.dtype.numpy, shape, total, (nbytes + 3) & ~3))
                 total += staging_bytes(nbytes)
-                carried += nbytes
-        return Layout(tuple(places), total, carried)
+                payload += nbytes
+        return StagingLayout(tuple(staged), total, payload)
 
 
 class Staging:
-    """Where results come back. Runs of one recording share it, and its mapping."""
+    """A staging buffer in use. Runs of one recording share it and its mapping."""
 
     __slots__ = ("_counted", "buffer", "used", "users")
 
@@ -69,21 +115,21 @@ class Staging:
         self._counted = False
 
     def take(self, nbytes: int) -> int:
-        """Return the offset of the results of one more run."""
+        """Add one run; return the offset of its results."""
         offset = self.used
         self.used += nbytes
         self.users += 1
         return offset
 
     def view(self, device: Device) -> memoryview:
-        """Wait for the work, and return all results."""
+        """Wait for the work; return all results."""
         view = self.buffer.read(device, self.used)
         device.counters.readbacks += not self._counted
         self._counted = True
         return view
 
     def leave(self) -> bool:
-        """Drop one user; return True if it was the last, so that the buffer is free, and unmapped."""
+        """Drop one user; return True if it was the last, and the buffer is unmapped and free."""
         self.users -= 1
         if self.users == 0 and self.buffer.state == "mapped":
             self.buffer.unmap()
@@ -91,7 +137,7 @@ class Staging:
 
 
 class StagingPool:
-    """The staging buffers of a session that are free. Its caller holds the session's lock."""
+    """The free staging buffers of a session. Callers hold the session's lock."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
@@ -107,7 +153,7 @@ class StagingPool:
         return self._device.buffer("outputs", max(nbytes, _MIN_STAGING), "staging")
 
     def give(self, buffer: GpuBuffer) -> None:
-        """Let another run use the buffer: that one's copy comes after, in the queue's order."""
+        """Reuse the buffer for another run; that run's copy comes later in the queue."""
         if len(self._free) < _MAX_FREE and not self._closed:
             self._free.append(buffer)
         else:
@@ -119,24 +165,22 @@ class StagingPool:
             self._device.release(self._free.pop())
 
 
+@dataclass(eq=False)
 class Pending:
-    """A run on its way. `outputs` are on the device (ints are known); `result` waits and reads, once. If that is
-    interrupted, it can be called again."""
+    """A run that was started. `outputs` are on the device (ints are known already); `result` waits and reads.
 
-    def __init__(
-        self,
-        session: Session,
-        loaded: LoadedPlan,
-        run: ResolvedRun,
-        recording: Recording,
-        layout: Layout,
-        staging: Staging | None,  # None: there are no bytes to read
-        offset: int,
-    ) -> None:
-        self._session, self._buffers, self._run, self._recording = session, loaded.buffers, run, recording
-        self._layout, self._staging, self._offset = layout, staging, offset
-        self._generation = session.generation
-        self._result: list[Argument] | None = None
+    If `result` is interrupted, it can be called again.
+    """
+
+    _session: Session
+    _buffers: Sequence[GpuBuffer]  # of the plan
+    _run: ResolvedRun
+    _recording: Recording
+    _layout: StagingLayout
+    _staging: Staging | None  # None if nothing is read
+    _offset: int  # in the staging buffer
+    _generation: int
+    _result: list[Argument] | None = None
 
     @cached_property
     def outputs(self) -> list[DeviceTensor | int]:
@@ -157,13 +201,13 @@ class Pending:
         return self._result
 
     def discard(self) -> None:
-        """Give the result up."""
+        """Give up the result."""
         if self._result is None:
             self._result = list(self.outputs)
             self._free()
 
     def _read(self) -> dict[int, np.ndarray]:
-        """Wait; return fresh arrays of the outputs that are read, by their numbers."""
+        """Wait; return fresh arrays of the outputs to read, by their numbers."""
         session, recording = self._session, self._recording
         with session.lock:
             session.check_open()
@@ -172,11 +216,11 @@ class Pending:
             if recording.state != "submitted":
                 raise DeviceError("this run was batched with one that failed; it was not submitted")
             if self._staging is None:
-                return {p.number: np.empty(p.shape, p.dtype) for p in self._layout.places}
+                return {p.number: np.empty(p.shape, p.dtype) for p in self._layout.outputs}
             started = perf_counter()
             view = self._staging.view(session.device)
-            arrays = {p.number: _array(view, self._offset, p) for p in self._layout.places}
-            session.device.traffic.read(self._layout.carried, started)
+            arrays = {p.number: _array(view, self._offset, p) for p in self._layout.outputs}
+            session.device.traffic.read(self._layout.payload, started)
             return arrays
 
     def _free(self) -> None:
@@ -186,9 +230,8 @@ class Pending:
                 self._session.staging.give(self._staging.buffer)
 
 
-def _array(view: memoryview, offset: int, place: Place) -> np.ndarray:
-    """Copy an output out of a view."""
-    if not place.nbytes:
-        return np.empty(place.shape, place.dtype)
-    mapped: np.ndarray = np.ndarray(place.shape, place.dtype, view, offset + place.offset)
+def _array(view: memoryview, offset: int, staged: StagedOutput) -> np.ndarray:
+    if not staged.nbytes:
+        return np.empty(staged.shape, staged.dtype)
+    mapped: np.ndarray = np.ndarray(staged.shape, staged.dtype, view, offset + staged.offset)
     return mapped.copy()

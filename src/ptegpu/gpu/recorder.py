@@ -1,4 +1,4 @@
-"""Recording commands by raw calls: what a run costs the host per dispatch."""
+"""A command encoder by raw calls of the C library, which dominate the host's cost per dispatch."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import repeat
 from typing import Any, NamedTuple, TypeAlias
 
-from .ownership import Handle, owned
+from .native import Handle, owned
 
-Commanded: TypeAlias = tuple[Handle, Iterable[Any]]  # an encoder, and calls still to be made before it is finished
-Stamps = tuple["QuerySet", int, int]  # the queries for the times at which a pass begins and ends
+Commands: TypeAlias = tuple[Handle, Iterable[Any]]  # an encoder, and the calls to make before it is finished
+Stamps = tuple["QuerySet", int, int]  # the queries for the begin and the end of a pass
 
 
 class Steps(NamedTuple):
@@ -26,21 +26,21 @@ class Steps(NamedTuple):
         return Steps(*(column[first:end] for column in self))
 
 
-FIRST, FURTHER = 64, 256  # dispatches of a long pass that are submitted together: the GPU begins with the first few
+FIRST, FURTHER = 64, 256  # dispatches per part of a long pass; the GPU starts early with a short first part
 LONG = 3 * FIRST
 
 
 class Recorder:
-    """Commands to be submitted together; a context manager that releases them whatever happens.
+    """Commands to be submitted together; a context manager that always releases them.
 
-    What a long pass has is recorded only while it is submitted, part by part.
+    A long pass is recorded in parts, while earlier parts are submitted.
     """
 
-    __slots__ = ("_begun", "_device", "_encoder", "_ffi", "_lib")
+    __slots__ = ("_device", "_encoder", "_ffi", "_lib", "_parts")
 
     def __init__(self, lib: Any, ffi: Any, device: Handle) -> None:
         self._lib, self._ffi, self._device = lib, ffi, device
-        self._begun: list[Commanded] = []
+        self._parts: list[Commands] = []  # before those of the current encoder
         self._encoder = self._make()
 
     def _make(self) -> Handle:
@@ -53,7 +53,7 @@ class Recorder:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._encoder, self._begun = None, []
+        self._encoder, self._parts = None, []
 
     def copy(self, source: Handle, source_offset: int, target: Handle, target_offset: int, nbytes: int) -> None:
         # void wgpuCommandEncoderCopyBufferToBuffer(WGPUCommandEncoder, WGPUBuffer source, uint64_t sourceOffset,
@@ -66,18 +66,18 @@ class Recorder:
         self._lib.wgpuCommandEncoderClearBuffer(self._encoder, buffer, 0, nbytes)
 
     def compute_soon(self, steps: Steps) -> None:
-        """Record a long pass as several: the GPU is at work on the first while the others are recorded."""
+        """Record a long pass as several: the GPU runs the first while the others are recorded."""
         count = len(steps.groups)
         if count < LONG:
             self.compute(steps)
             return
-        places = [0, *range(FIRST, count - FIRST, FURTHER), count]
-        for first, end in itertools.pairwise(places):
-            self._begun.append((self._encoder, self._calls(steps.part(first, end), self._ffi.NULL)))
+        bounds = [0, *range(FIRST, count - FIRST, FURTHER), count]
+        for first, end in itertools.pairwise(bounds):
+            self._parts.append((self._encoder, self._calls(steps.part(first, end), self._ffi.NULL)))
             self._encoder = self._make()
 
     def compute(self, steps: Steps, stamps: Stamps | None = None) -> None:
-        """Record one compute pass; with `stamps`, the GPU notes when it begins and ends."""
+        """Record one compute pass; with `stamps`, the GPU notes its begin and end."""
         ffi = self._ffi
         descriptor = ffi.NULL
         if stamps is not None:
@@ -89,7 +89,7 @@ class Recorder:
         deque(self._calls(steps, descriptor), 0)
 
     def _calls(self, steps: Steps, descriptor: Any) -> Iterator[Any]:
-        """Return a pass whose calls are made as it is iterated over, without a step of Python code between them."""
+        """Return the calls of a pass, made during iteration without a step of Python code between them."""
         lib, null = self._lib, self._ffi.NULL
         # void wgpuComputePassEncoderSetPipeline(WGPUComputePassEncoder, WGPUComputePipeline)
         set_pipeline = lib.wgpuComputePassEncoderSetPipeline
@@ -103,7 +103,7 @@ class Recorder:
         begin_pass, release_pass = lib.wgpuCommandEncoderBeginComputePass, lib.wgpuComputePassEncoderRelease
         compute_pass = owned(release_pass, begin_pass, self._encoder, descriptor)
         this, zero = repeat(compute_pass), repeat(0)
-        calls = zip(  # in turns
+        calls = zip(  # in turn
             map(set_pipeline, this, steps.pipelines),
             map(set_bind_group, this, zero, steps.groups, zero, repeat(null)),
             map(dispatch, this, steps.x, steps.y, repeat(1)),
@@ -115,23 +115,21 @@ class Recorder:
         """Write the times of all queries into a buffer, 8 bytes each; `offset` is a multiple of 256."""
         # void wgpuCommandEncoderResolveQuerySet(WGPUCommandEncoder, WGPUQuerySet, uint32_t firstQuery,
         #     uint32_t queryCount, WGPUBuffer destination, uint64_t destinationOffset)
-        self._lib.wgpuCommandEncoderResolveQuerySet(self._encoder, queries.handle, 0, queries.count, target, offset)
+        self._lib.wgpuCommandEncoderResolveQuerySet(self._encoder, queries.handle, 0, queries.size, target, offset)
 
     @property
     def ended(self) -> bool:
         return self._encoder is None
 
-    def end(self) -> list[Commanded]:
-        """Hand over what was recorded, for `submit`."""
-        recorded: list[Commanded] = [*self._begun, (self._encoder, ())]
-        self._encoder, self._begun = None, []
-        return recorded
+    def end(self) -> list[Commands]:
+        """Return the recorded commands, for `submit`."""
+        commands: list[Commands] = [*self._parts, (self._encoder, ())]
+        self._encoder, self._parts = None, []
+        return commands
 
 
-class QuerySet:
-    """Room for timestamps."""
+class QuerySet(NamedTuple):
+    """A set of timestamp queries."""
 
-    __slots__ = ("count", "handle")
-
-    def __init__(self, handle: Handle, count: int) -> None:
-        self.handle, self.count = handle, count
+    handle: Handle
+    size: int

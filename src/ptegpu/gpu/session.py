@@ -1,13 +1,13 @@
-"""Runs plans: buffers by name, one compute pass and one submit per run, one read back at its end.
+"""A session runs plans: buffers by name, one compute pass and one submit per run, one readback at its end.
 
-Knows nothing of operators: inputs arrive in the device's dtype. `loaded.py` has what is compiled and bound for a plan,
-`guarded.py` what is recorded and what a failure takes back, `readback.py` how outputs return. Two threads that use one
-session take turns.
+It knows no operators: inputs arrive in the device's dtype. `loaded.py` compiles and binds a plan, `recording.py`
+records runs and drops them after a failure, `readback.py` returns outputs. Two threads that use one session take turns.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -15,28 +15,26 @@ from ..errors import Closed, DeviceError
 from ..plan.plan import Plan
 from ..plan.resolve import evaluated
 from ..progress import Progress, silent
-from .buffers import GpuBuffer
+from .buffers import MAX_UPLOAD, GpuBuffer
+from .checks import Argument, Points, check
 from .device import Device
-from .guarded import GuardedRecording
-from .inputs import Argument, Points
-from .limits import check
 from .loaded import LoadedPlan, ResolvedRun, kernels_at
-from .readback import Pending, Staging, StagingPool
-from .recording import Recording
+from .readback import DeviceTensor, Pending, Staging, StagingPool
+from .recording import GuardedRecording, Recording
 from .store import BufferStore, SharedConstants
-from .tensor import DeviceTensor
 from .threads import Lock
-from .timer import Timer
-from .uploads import LARGEST
+
+if TYPE_CHECKING:
+    from .timing import Timer
 
 
 class Session:
-    """One graph on a device; close it, or use it as a context manager. Sessions given one `constants` share those."""
+    """Plans on a device that share buffers; a context manager. Sessions with the same `constants` share those."""
 
     def __init__(self, device: Device, constants: SharedConstants | None = None) -> None:
         self.device = device
-        self.generation = 0  # of the outputs that stay on the device
-        self.timer: Timer | None = None  # that measures the runs
+        self.generation = 0  # changes with each run, which ends the validity of earlier outputs on the device
+        self.timer: Timer | None = None  # measures the runs
         self.lock = Lock()
         self.staging = StagingPool(device)
         self.closed = False
@@ -56,8 +54,10 @@ class Session:
             raise Closed("the session is closed")
 
     def prepare(self, plan: Plan, points: Points = (), progress: Progress = silent) -> LoadedPlan:
-        """Check every limit, then allocate what is not there yet and upload; compile meanwhile what every size needs,
-        and these points. All or nothing."""
+        """Check all limits, then allocate and fill the missing buffers; meanwhile, compile the kernels for `points`.
+
+        After an error, nothing of the plan is left.
+        """
         with self.lock, self.device.lock:
             self.check_open()
             check(plan, self.device.target)
@@ -82,9 +82,9 @@ class Session:
             return loaded
 
     def extend(self, loaded: LoadedPlan, plan: Plan) -> None:
-        """Take the same plan with more families and choices: nothing of what it had has changed.
+        """Replace a plan by the same plan with more families and choices, which changes nothing it had.
 
-        Or, where its inputs became larger, a new plan of the same graph: constants and states keep their buffers.
+        If its inputs became larger, it is a new plan of the same graph; constants and states keep their buffers.
         """
         with self.lock, self.device.lock:
             self.check_open()
@@ -101,7 +101,7 @@ class Session:
             loaded.use(plan, [self._store[buffer.name] for buffer in plan.buffers])
 
     def warm(self, loaded: LoadedPlan) -> None:
-        """Compile and bind everything that any size may need."""
+        """Compile and bind the kernels for all sizes."""
         with self.lock, self.device.lock:
             self.check_open()
             loaded.warm()
@@ -115,7 +115,7 @@ class Session:
     def run(
         self, loaded: LoadedPlan, inputs: Sequence[Argument], *, read: Sequence[int] | None = None
     ) -> list[Argument]:
-        """Run and wait. Outputs listed in `read` (all when None) come back as arrays, the others stay on the device."""
+        """Run and wait; return outputs in `read` (None: all) as arrays, the others as tensors on the device."""
         return self.start(loaded, inputs, read=read).result()
 
     def start(
@@ -127,10 +127,10 @@ class Session:
         run: ResolvedRun | None = None,
         hold: bool = False,
     ) -> Pending:
-        """Run without waiting: outputs on the device may go into the next run before this one ends.
+        """Run without waiting. Outputs on the device may be inputs of the next run before this one ends.
 
-        `run` is what `resolve` returned for these inputs. With `hold`, the run is submitted together with the next one,
-        or when its result is asked for.
+        `run` is the result of `resolve` for these inputs. With `hold`, the run is submitted together with the next one,
+        or when its result is requested.
         """
         with self.lock, self.device.lock:
             self._check_loaded(loaded)
@@ -138,7 +138,7 @@ class Session:
             if run is None:
                 run = loaded.resolve(inputs)
             words = loaded.words(run)
-            self.generation += 1  # even a run that is interrupted on the way may have overwritten the last outputs
+            self.generation += 1  # even an interrupted run may have overwritten the last outputs
             with self._guard as recording:
                 recording = self._upload(recording, loaded, run, arguments, words)
                 pending = self._record(recording, loaded, run, None if read is None else tuple(read))
@@ -151,12 +151,12 @@ class Session:
             return pending
 
     def flush(self) -> None:
-        """Submit what is held."""
+        """Submit the runs that are held."""
         with self.lock, self.device.lock:
             self._guard.flush()
 
     def reset(self) -> None:
-        """Set states back to their first bytes."""
+        """Reset states to their first bytes."""
         with self.lock, self.device.lock:
             self.check_open()
             self.flush()
@@ -165,7 +165,7 @@ class Session:
             self._store.reset()
 
     def close(self) -> None:
-        """Give every buffer back; whatever uses the session afterwards raises Closed."""
+        """Release all buffers; later uses of the session raise Closed."""
         with self.lock, self.device.lock:
             self.closed = True
             self._guard.drop()
@@ -188,7 +188,7 @@ class Session:
         arguments: Sequence[Argument],
         words: bytes | None,
     ) -> Recording:
-        """Record what goes into the plan's buffers: arrays, parameters, symbolic ints, and tensors on the device."""
+        """Record the uploads into the plan's buffers: arrays, parameters, symbolic ints, and tensors on the device."""
         guard, uploads = self._guard, list[tuple[GpuBuffer, np.ndarray]]()
         if guard.params.get(loaded) is not run.recorded:
             images = zip(loaded.params, run.recorded.images, strict=False)
@@ -197,7 +197,7 @@ class Session:
         if loaded.syms is not None and words is not None and words != guard.syms:
             uploads.append((loaded.syms, np.frombuffer(words, np.uint8)))
             guard.syms = words
-        for value, (_, _, target) in zip(arguments, loaded.takes, strict=True):
+        for value, (_, _, target) in zip(arguments, loaded.inputs, strict=True):
             if target is None or isinstance(value, int):
                 continue
             if isinstance(value, DeviceTensor):
@@ -207,11 +207,11 @@ class Session:
                     guard.copies[id(target)] = target, value
                 continue
             guard.copies.pop(id(target), None)
-            if value.nbytes <= LARGEST:
+            if value.nbytes <= MAX_UPLOAD:
                 uploads.append((target, value))
             else:
                 recording = guard.write(target, value)
-        for written in loaded.writes & guard.copies.keys():
+        for written in loaded.written_ids & guard.copies.keys():
             del guard.copies[written]
         recording.upload(uploads)
         return recording
@@ -219,7 +219,6 @@ class Session:
     def _record(
         self, recording: Recording, loaded: LoadedPlan, run: ResolvedRun, read: tuple[int, ...] | None
     ) -> Pending:
-        """Record the pass, and the copies after it."""
         buffers, layout, staging, offset = loaded.buffers, run.recorded.layout(read), None, 0
         recording.touch(buffers)
         if run.recorded.steps.groups:
@@ -232,8 +231,8 @@ class Session:
                 staging = recording.staging = Staging(self.staging.take(layout.nbytes))
                 recording.touch([staging.buffer])
             offset = staging.take(layout.nbytes)
-            for place in layout.places:
-                if place.nbytes:
-                    source = buffers[place.buffer].handle
-                    recording.copy(source, staging.buffer.handle, place.nbytes, offset + place.offset)
-        return Pending(self, loaded, run, recording, layout, staging, offset)
+            for output in layout.outputs:
+                if output.nbytes:
+                    source = buffers[output.buffer].handle
+                    recording.copy(source, staging.buffer.handle, output.nbytes, offset + output.offset)
+        return Pending(self, buffers, run, recording, layout, staging, offset, self.generation)

@@ -1,6 +1,6 @@
-"""The buffers of one session by name: made once, filled once, given back together.
+"""The buffers of one session by name: made and filled once, released together.
 
-Constants may be shared: sessions with the same `SharedConstants` upload a constant of one name once.
+Sessions with the same `SharedConstants` upload a constant only once.
 """
 
 from __future__ import annotations
@@ -12,26 +12,26 @@ from ..format.source import steady
 from ..plan.plan import Buffer, Plan
 from ..progress import Progress, silent
 from .buffers import GpuBuffer, Kind
+from .checks import first_bytes
 from .device import Device
-from .limits import first_bytes
 
 
 class SharedConstants:
-    """Constant buffers of several sessions on one device, by name; each goes with its last user."""
+    """Constant buffers that sessions of one device share, by name; each is released by its last user."""
 
     def __init__(self) -> None:
-        self._held: dict[str, GpuBuffer] = {}
+        self._buffers: dict[str, GpuBuffer] = {}
         self._users: dict[str, set[BufferStore]] = {}
 
     def __len__(self) -> int:
-        return len(self._held)
+        return len(self._buffers)
 
     def get(self, name: str) -> GpuBuffer | None:
-        return self._held.get(name)
+        return self._buffers.get(name)
 
     def add_user(self, name: str, buffer: GpuBuffer, user: BufferStore) -> None:
         self._users.setdefault(name, set()).add(user)
-        self._held[name] = buffer
+        self._buffers[name] = buffer
 
     def drop(self, name: str, user: BufferStore) -> bool:
         """Drop one user; return True if it was the last."""
@@ -40,12 +40,12 @@ class SharedConstants:
         if users:
             return False
         del self._users[name]
-        self._held.pop(name, None)
+        self._buffers.pop(name, None)
         return True
 
 
 class BufferStore:
-    """A session's buffers. Its caller holds the device's lock."""
+    """A session's buffers. Callers hold the device's lock."""
 
     def __init__(self, device: Device, shared: SharedConstants) -> None:
         self._device, self._shared = device, shared
@@ -58,13 +58,13 @@ class BufferStore:
         return self._buffers[name]
 
     def missing(self, plan: Plan) -> list[Buffer]:
-        """List the buffers that no earlier plan brought; raise DeviceError where one disagrees with an earlier plan."""
+        """List the buffers that no earlier plan has; raise DeviceError if one differs from an earlier plan's."""
         missing = []
         for buffer in plan.buffers:
             where = f"plan {plan.name}: buffer {buffer.name}"
-            found = self._shared.get(buffer.name) if buffer.role == "constant" else self._buffers.get(buffer.name)
-            if found is not None and found.nbytes != buffer.nbytes:
-                raise DeviceError(f"{where} has {buffer.nbytes} bytes, but {found.nbytes} in an earlier plan")
+            earlier = self._shared.get(buffer.name) if buffer.role == "constant" else self._buffers.get(buffer.name)
+            if earlier is not None and earlier.nbytes != buffer.nbytes:
+                raise DeviceError(f"{where} has {buffer.nbytes} bytes, but {earlier.nbytes} in an earlier plan")
             if buffer.name not in self._buffers:
                 missing.append(buffer)
             elif buffer.role == "params" and self._first[buffer.name] != first_bytes(plan, buffer):
@@ -72,7 +72,7 @@ class BufferStore:
         return missing
 
     def check_memory(self, plan: Plan, missing: Iterable[Buffer]) -> None:
-        """Raise OutOfMemory if the buffers to make exceed what the adapter still has."""
+        """Raise OutOfMemory if the missing buffers exceed the adapter's free memory."""
         needed = sum(b.nbytes for b in missing if b.role != "constant" or self._shared.get(b.name) is None)
         available = self._device.available_bytes()
         if available is not None and needed > available + self._device.pool.nbytes:
@@ -80,10 +80,10 @@ class BufferStore:
             raise OutOfMemory(f"{where} needs {needed} more bytes; {available} are available")
 
     def add(self, plan: Plan, missing: Sequence[Buffer], progress: Progress = silent) -> None:
-        """Make buffers and fill each with its first bytes; all or none of them."""
+        """Make buffers and fill each with its first bytes. After an error, none of them is left."""
         try:
             fresh = [buffer for buffer in missing if self._make(buffer)]
-            self._device.clear([made for buffer in fresh if (made := self._buffers[buffer.name]).dirty])
+            self._device.clear([new for buffer in fresh if (new := self._buffers[buffer.name]).dirty])
             total, done = sum(b.nbytes for b in fresh if b.role == "constant"), 0
             for buffer in fresh:
                 self._fill(plan, buffer)
@@ -106,7 +106,7 @@ class BufferStore:
         self._states = [name for name in self._states if name in self._buffers]
 
     def reset(self) -> None:
-        """Set states back to their first bytes."""
+        """Reset states to their first bytes."""
         self._device.clear([self._buffers[name] for name in self._states])
         for name in self._states:
             self._device.write(self._buffers[name], self._first[name])
@@ -115,16 +115,16 @@ class BufferStore:
         self.drop(list(self._buffers))
 
     def _make(self, buffer: Buffer) -> bool:
-        """Make a buffer; return whether it is new, and so has to be filled."""
+        """Make a buffer; return whether it is new and has to be filled."""
         kind: Kind = "uniform" if buffer.role in ("params", "syms") else "storage"
         shared = self._shared.get(buffer.name) if buffer.role == "constant" else None
-        made = shared or self._device.buffer(buffer.name, buffer.nbytes, kind)
+        gpu_buffer = shared or self._device.buffer(buffer.name, buffer.nbytes, kind)
         if buffer.role != "constant":
-            self._buffers[buffer.name] = made
+            self._buffers[buffer.name] = gpu_buffer
             return True
-        self._constants.add(buffer.name)  # first: whoever drops the buffer must know that others may use it
-        self._buffers[buffer.name] = made
-        self._shared.add_user(buffer.name, made, self)
+        self._constants.add(buffer.name)  # before the next step: `drop` must know that others may use the buffer
+        self._buffers[buffer.name] = gpu_buffer
+        self._shared.add_user(buffer.name, gpu_buffer, self)
         return shared is None
 
     def _fill(self, plan: Plan, buffer: Buffer) -> None:
@@ -133,6 +133,6 @@ class BufferStore:
             self._device.write(self._buffers[buffer.name], piece, written)
             written += memoryview(piece).nbytes
         if buffer.role in ("state", "params"):
-            self._first[buffer.name] = bytes(first)  # of files that may change
+            self._first[buffer.name] = bytes(first)  # a copy, since the file may change
         if buffer.role == "state":
             self._states.append(buffer.name)

@@ -1,11 +1,11 @@
-"""Threads of ours, which stay until the process ends, and work that is done in them.
+"""Our own threads, which live until the process ends, and jobs for them.
 
-Python runs signal handlers in the main thread, and its own tools for threads (futures, conditions, events) keep a lock
-for ever where a handler raises in them. Here whoever waits touches locks and queues only, which are written in C. What
-is done in a thread of ours, with the callbacks and finalizers in it, is never interrupted.
+Python runs signal handlers in the main thread. Its tools for threads (futures, conditions, events) hold a lock for ever
+if a handler raises in them. So a wait in this module uses only locks and queues that are written in C. Work in one of
+our threads, including its callbacks and finalizers, is never interrupted.
 
-A process that is forked has none of these threads, nor those of the drivers. Once there were any, all that waits for
-them, or takes a `Lock`, raises there.
+A forked process has none of these threads, nor those of the drivers. If the parent had started any, waiting for them or
+taking a `Lock` raises in the child.
 """
 
 from __future__ import annotations
@@ -24,32 +24,32 @@ from typing import Any, Generic, NoReturn, TypeVar
 
 from ..errors import Closed, DeviceLost
 from ..limits import tick
-from . import ownership
+from .native import disown_all
 
 T = TypeVar("T")
 R = TypeVar("R")
 
 
-class _Here(local):
-    """The pool whose thread this is."""
+class _Current(local):
+    """The pool of the current thread."""
 
     pool: Pool | None = None
 
 
-_TURN = 0.1  # seconds of one wait: where another thread gets the signal, the main thread hears of it after that
-_running: dict[int, Job[Any]] = {}  # by id
-_here = _Here()
+_TURN = 0.1  # seconds of one wait, after which the main thread sees signals that another thread got
+_running: dict[int, ThreadJob[Any]] = {}  # by id
+_current = _Current()
 _state = {"leaving": False, "forked": False}
 
 
 class Lock(RLock):  # type: ignore[misc]
-    """The only kind of lock that is held while a GPU is used."""
+    """The only kind of lock that may be held while a GPU is used."""
 
     __slots__ = ()
 
 
 class Wake(Lock):  # type: ignore[misc]
-    """A lock with which others wake the one thread of ours that waits, as a condition does."""
+    """A lock that can also wake the single thread waiting for it, like a condition."""
 
     __slots__ = ("_bell",)
 
@@ -58,7 +58,7 @@ class Wake(Lock):  # type: ignore[misc]
         self._bell.acquire()
 
     def notify(self) -> None:
-        """Wake the thread that waits; the caller holds the lock."""
+        """Wake the waiting thread; the caller holds the lock."""
         if self._bell.locked():
             self._bell.release()
 
@@ -69,19 +69,19 @@ class Wake(Lock):  # type: ignore[misc]
         self.acquire()
 
 
-class Job(Generic[R]):
-    """Work for a thread. `result` waits for it; if that is interrupted, the work goes on."""
+class ThreadJob(Generic[R]):
+    """Work for a thread. `result` waits for it; if that is interrupted, the work continues."""
 
-    __slots__ = ("_begun", "_ended", "_error", "_made", "_work", "done", "dropped", "ident")
+    __slots__ = ("_begun", "_ended", "_error", "_value", "_work", "done", "dropped", "ident")
 
     def __init__(self, work: Callable[[], R]) -> None:
         self.done = False
-        self.dropped = False  # whether nobody wants to know any more
-        self.ident = 0  # of the thread that does it
+        self.dropped = False  # its result is not needed any more
+        self.ident = 0  # of its thread
         self._work: Callable[[], R] | None = work
-        self._made: R | None = None
+        self._value: R | None = None
         self._error: BaseException | None = None
-        self._begun, self._ended = allocate_lock(), allocate_lock()  # taken when it is begun; free when it has ended
+        self._begun, self._ended = allocate_lock(), allocate_lock()  # acquired when it begins; released when it ends
         self._ended.acquire()
 
     def run(self) -> None:
@@ -92,7 +92,7 @@ class Job(Generic[R]):
             self.ident = get_ident()
             if _state["leaving"]:
                 raise Closed("the process ends")
-            self._made = self._work()
+            self._value = self._work()
         except BaseException as error:
             self._error = error
         finally:
@@ -101,7 +101,7 @@ class Job(Generic[R]):
             self._ended.release()
 
     def cancel(self) -> bool:
-        """Keep work from beginning; return False if it has begun."""
+        """Prevent the work from beginning; return False if it has begun."""
         return self._begun.acquire(blocking=False)
 
     def wait(self) -> None:
@@ -112,43 +112,39 @@ class Job(Generic[R]):
     def result(self) -> R:
         self.wait()
         if self._error is None:
-            return self._made  # type: ignore[return-value]
+            return self._value  # type: ignore[return-value]
         try:
             raise self._error
         finally:
-            del self  # which the error's traceback would hold
+            del self  # the error's traceback would hold it
 
 
 class Pool:
-    """Threads that take turns with the jobs they are given."""
+    """Threads that share a queue of jobs."""
 
     def __init__(self, threads: int) -> None:
-        self._threads, self._started = threads, 0
-        self._jobs: SimpleQueue[Job[Any]] = SimpleQueue()
+        self._threads, self.started = threads, 0
+        self._jobs: SimpleQueue[ThreadJob[Any]] = SimpleQueue()
 
-    @property
-    def started(self) -> bool:
-        return self._started > 0
-
-    def begin(self, work: Callable[[], R]) -> Job[R]:
-        job = Job(work)
+    def begin(self, work: Callable[[], R]) -> ThreadJob[R]:
+        job = ThreadJob(work)
         self.put(job)
         return job
 
-    def put(self, job: Job[Any]) -> None:
+    def put(self, job: ThreadJob[Any]) -> None:
         if _state["forked"]:
             raise _forked()
-        if self._started < self._threads:
+        if self.started < self._threads:
             start_new_thread(self._serve, ())
-            self._started += 1  # if that is interrupted, there will be one more than wanted
+            self.started += 1  # if that is interrupted, there will be one thread more
         self._jobs.put(job)
 
     def do(self, work: Callable[[], R]) -> R:
-        """Begin work and wait for it. A thread of the pool does it itself."""
-        return work() if _here.pool is self and not _state["forked"] else self.begin(work).result()
+        """Do work in the pool and wait for it; a thread of the pool does it itself."""
+        return work() if _current.pool is self and not _state["forked"] else self.begin(work).result()
 
     def _serve(self) -> None:
-        _here.pool = self
+        _current.pool = self
         while True:
             job = self._jobs.get()
             _running[id(job)] = job
@@ -156,7 +152,7 @@ class Pool:
             del _running[id(job)], job
 
     def in_turn(self, work: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
-        """Yield the results, in the order of the items. Once one fails, or nobody wants more, no other begins."""
+        """Yield the results in the order of the items. After a failure, or when the caller stops, no other begins."""
         jobs = [self.begin(lambda item=item: work(item)) for item in items]  # type: ignore[misc]
         try:
             for job in jobs:
@@ -171,22 +167,24 @@ def pool(name: str, threads: int = 1) -> Pool:
     return Pool(threads)
 
 
-def alone(work: Callable[[], R]) -> Job[R]:
-    """Begin work in a thread of its own. The process ends without waiting for that."""
-    job = Job(work)
+def alone(work: Callable[[], R]) -> ThreadJob[R]:
+    """Begin work in a thread of its own, which the end of the process does not wait for."""
+    job = ThreadJob(work)
     start_new_thread(job.run, ())
     return job
 
 
 def opening() -> Pool:
-    """Return the one thread in which adapters are looked for and devices opened."""
+    """Return the pool whose single thread looks for adapters and opens devices."""
     return pool("opening")
 
 
 @atexit.register
 def _leave() -> None:
-    """Let jobs end: a library may not be unloaded under a thread. If this is interrupted again, the process ends
-    at once, and nothing is unloaded."""
+    """Wait for running jobs, since a library must not be unloaded while a thread uses it.
+
+    If this is interrupted, end the process at once without unloading anything.
+    """
     _state["leaving"] = True
     try:
         for job in [*_running.values()]:
@@ -213,7 +211,7 @@ def _in_a_child() -> None:
     if opening().started:
         _state["forked"] = True
         Lock.__enter__ = _refuse  # type: ignore[assignment, method-assign]
-        ownership.disown_all(gc.get_objects())
+        disown_all(gc.get_objects())
 
 
 if hasattr(os, "register_at_fork"):

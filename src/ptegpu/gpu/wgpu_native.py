@@ -1,4 +1,4 @@
-"""wgpu-native, through the C library that wgpu-py brings: runs on every driver that WebGPU runs on."""
+"""wgpu-native, through the C library of wgpu-py: runs on all drivers that WebGPU supports."""
 
 from __future__ import annotations
 
@@ -16,11 +16,9 @@ from wgpu.backends.wgpu_native._helpers import generate_report
 from wgpu.backends.wgpu_native.extras import set_instance_extras
 
 from ..errors import DeviceError
-from . import faults, threads
-from .faults import Report, error_callback
-from .ownership import Handle
-from .waiting import until
-from .webgpu import COPY_DST, STORAGE, Limits, Place, Source, WebGPU
+from . import native, threads
+from .native import Handle, Report, error_callback, until
+from .webgpu import COPY_DST, STORAGE, Fault, NativeLimits, ShaderSource, WebGPU
 
 _LOST = ("device is lost", "device lost")
 _FULL = ("not enough memory", "out of memory")
@@ -28,19 +26,19 @@ _LOCATION = re.compile(r"┌─ .*:(\d+):(\d+)")
 _REASON = re.compile(r"(?:parsing|validation) error: (.+)")
 _NOTE = re.compile(r"│ +[\^-]+ (.+)")
 _THREADS = min(16, os.cpu_count() or 1)
-_KNOWN = re.compile(r"(\w+)(?: (\*)|\[(\d*)\])?")  # "WGPULimits *", "WGPUAdapter[]"
+_TYPE = re.compile(r"(\w+)(?: (\*)|\[(\d*)\])?")  # "WGPULimits *", "WGPUAdapter[]"
 
 
 def _quick_types(parser: Any) -> None:
-    """cffi parses the name of a type together with hundreds of declarations, 20 ms each time: it knows them already."""
+    """Look up declared types: cffi would parse hundreds of declarations again with each name, which takes 20 ms."""
     slow = parser.parse_type
 
     def parse_type(text: str) -> Any:
-        match = _KNOWN.fullmatch(text)
-        found = match and parser._declarations.get(f"typedef {match[1]}")
-        if match is None or not found:
+        match = _TYPE.fullmatch(text)
+        declaration = match and parser._declarations.get(f"typedef {match[1]}")
+        if match is None or not declaration:
             return slow(text)
-        kind, qualifiers = found
+        kind, qualifiers = declaration
         if match[2]:
             return model.PointerType(kind, qualifiers)
         return kind if match[3] is None else model.ArrayType(kind, int(match[3]) if match[3] else None)
@@ -49,7 +47,7 @@ def _quick_types(parser: Any) -> None:
 
 
 _quick_types(ffi._parser)
-ctypes.CDLL(lib_path)  # never unloaded: objects are released until the interpreter ends
+ctypes.CDLL(lib_path)  # never unloaded, since objects are released until the interpreter ends
 
 
 class WgpuNative(WebGPU):
@@ -69,7 +67,7 @@ class WgpuNative(WebGPU):
 
     @classmethod
     def adapters(cls, backends: Sequence[str]) -> list[Any]:
-        with suppress(RuntimeError):  # another user of wgpu in this process has made its instance already
+        with suppress(RuntimeError):  # another user of wgpu in this process made its instance already
             set_instance_extras(backends=backends)
         return list(wgpu.gpu.enumerate_adapters_sync())
 
@@ -77,7 +75,7 @@ class WgpuNative(WebGPU):
     def as_error(cls, report: Report) -> DeviceError:
         lowered = report.text.lower()
         if any(lost in lowered for lost in _LOST):
-            return faults.lost(cls.summary(report.text))
+            return native.lost(cls.summary(report.text))
         return super().as_error(Report(any(full in lowered for full in _FULL), report.text))
 
     @staticmethod
@@ -86,28 +84,28 @@ class WgpuNative(WebGPU):
         return ": ".join(line for line in lines if line)
 
     @staticmethod
-    def fault(text: str) -> Place | None:
+    def fault(text: str) -> Fault | None:
         location, reason, note = _LOCATION.search(text), _REASON.search(text), _NOTE.search(text)
         if location is None:
             return None
         return int(location[1]), int(location[2]), ": ".join(match[1].rstrip() for match in (reason, note) if match)
 
-    def _limits(self) -> tuple[Limits, Any]:
-        asked, chained = ffi.new("WGPULimits *"), ffi.new("WGPUNativeLimits *")
+    def _limits(self) -> tuple[NativeLimits, Any]:
+        limits, chained = ffi.new("WGPULimits *"), ffi.new("WGPUNativeLimits *")
         chained.chain.sType = lib.WGPUSType_NativeLimits
-        asked.nextInChain = ffi.addressof(chained, "chain")
-        return asked, chained
+        limits.nextInChain = ffi.addressof(chained, "chain")
+        return limits, chained
 
     def _describe(self, descriptor: Any) -> Any:
-        # Nobody waits to hear that the device is lost, so that any C function serves which leaves its arguments alone.
+        # The loss of the device needs no callback, so any C function that ignores its arguments will do.
         descriptor.deviceLostCallbackInfo.callback = ffi.cast("WGPUDeviceLostCallback", lib.wgpuGetVersion)
 
-    def pipelines(self, sources: Sequence[Source], told: Callable[[int], object]) -> list[Handle]:
-        made: list[Handle] = []
+    def pipelines(self, sources: Sequence[ShaderSource], report: Callable[[int], object]) -> list[Handle]:
+        handles: list[Handle] = []
         for handle in threads.pool("compile", _THREADS).in_turn(self.pipeline, sources):
-            made.append(handle)
-            told(len(made))
-        return made
+            handles.append(handle)
+            report(len(handles))
+        return handles
 
     def poll(self) -> int:
         """Return whether the queue is empty."""
@@ -118,7 +116,7 @@ class WgpuNative(WebGPU):
         until(self, bool)
 
     def check_alive(self) -> None:
-        # A write of no bytes is the cheapest call that looks.
+        # A write of no bytes is the cheapest call that checks.
         with self.checked():
             # void wgpuQueueWriteBuffer(WGPUQueue, WGPUBuffer, uint64_t bufferOffset, void const * data, size_t size)
             lib.wgpuQueueWriteBuffer(self.queue, self._probe, 0, ffi.NULL, 0)

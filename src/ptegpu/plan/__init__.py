@@ -3,12 +3,12 @@
 from typing import TYPE_CHECKING
 
 from ..lazy import lazy
-from .dialect import source
 from .plan import Binding, Buffer, Copy, Dispatch, Family, Input, Kernel, Plan, Port, plain
 from .target import CLASSES, Cache, DeviceClass, Precision, Target, check_cache, check_precision
 
 if TYPE_CHECKING:
     from .bundle import Bundle
+    from .dialect import source
     from .method import Call, CompiledMethod, Host, Instruction, Item, Jump, Move, Operand, Run, Var, variables
     from .narrow import from_device, to_device
     from .numbers import Many, needed
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 _LAZY = {
     ".bundle": ["Bundle"],
+    ".dialect": ["source"],
     ".method": [
         "Call",
         "CompiledMethod",

@@ -1,6 +1,6 @@
-"""The outer program: methods, their instructions, their inputs and outputs. `program.py` is the entry point.
+"""The outer program: methods, their instructions, inputs and outputs. `program.py` is the entry point.
 
-Names are imported when they are used, so that what needs no GPU library can be used without one.
+Names are imported when they are first used, so that code without a need for a GPU library loads none.
 """
 
 from typing import TYPE_CHECKING
@@ -8,15 +8,14 @@ from typing import TYPE_CHECKING
 from ..lazy import lazy
 
 if TYPE_CHECKING:
-    from .options import LoadOptions
-    from .program import Program, open_program
+    from .program import LoadOptions, Program, open_program
     from .signature import Signature, Spec
     from .steps import Kind, kind_of
 
 __getattr__ = lazy(
     __name__,
     {
-        "LoadOptions": ".options",
+        "LoadOptions": ".program",
         "Program": ".program",
         "Signature": ".signature",
         "Spec": ".signature",

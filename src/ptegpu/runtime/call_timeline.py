@@ -1,6 +1,6 @@
-"""Where the time of a call goes, step by step: its arguments, plans, what the host runs between them, its results.
+"""A timeline of a call: its arguments, its plans, the host's steps between them, its results.
 
-A plan is waited for before its results are read, so that waiting and reading back are told apart.
+The host waits for a plan before it reads the results, which separates waiting from reading back.
 """
 
 from __future__ import annotations
@@ -11,34 +11,32 @@ from dataclasses import dataclass, replace
 from statistics import median, median_low
 from typing import Any
 
-from ..gpu import Device
-from ..gpu.device import Traffic
+from ..gpu.device import Device, Traffic
 from ..plan.method import Item
-from ..plan.plan import Plan
 from .method import Mark, MethodRunner
 from .steps import kind_of, name_of
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A step of a call, or several that are counted together. Times are in seconds."""
+    """A step of a call, or the sum of several. Times are in seconds."""
 
     kind: str  # "arguments", a kind of item, "results"
     name: str
     count: int
-    begin: float  # of the first, since the call began
+    begin: float  # of the first step, since the call began
     seconds: float
     waited: float  # for the GPU
     traffic: Traffic
 
     @property
     def host_seconds(self) -> float:
-        """Return what is neither waiting nor traffic: checks, shapes, recording, NumPy."""
+        """Return the time without waiting and traffic: checks, shapes, recording, NumPy."""
         spent = self.waited + self.traffic.upload_seconds + self.traffic.readback_seconds
         return max(self.seconds - spent, 0.0)
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain data; `share` is left to the caller, which knows the sum."""
+        """Return plain data, without the `share` of the sum, which the caller computes."""
         return {
             "kind": self.kind,
             "name": self.name,
@@ -55,8 +53,8 @@ class Step:
         }
 
 
-class Watch:
-    """A record of the steps of one call of a method."""
+class CallRecorder:
+    """A recorder of the steps of one call of a method."""
 
     def __init__(self, device: Device, plans: dict[int, str]) -> None:
         self.device, self.plans = device, plans  # names of plans by the ids of their items
@@ -84,29 +82,27 @@ class Watch:
 
 
 def steps_of(method: MethodRunner, device: Device, call: Callable[[], object], repeats: int) -> list[Step]:
-    """Time the steps of `call`, which runs the method once; times are medians over `repeats` of it."""
-    nodes = {id(method.items[k]): _steps(runner.plan) for k, runner in method.runners.items()}
+    """Time the steps of `call`, which runs the method once; times are medians over `repeats` calls."""
+    nodes = {
+        id(method.items[k]): max((len(f.steps) for f in r.plan.families), default=0) for k, r in method.runners.items()
+    }
     plans = {key: f"plan {n} ({count} node{'s' * (count != 1)})" for n, (key, count) in enumerate(nodes.items(), 1)}
-    found = []
+    calls = []
     for _ in range(repeats):
-        method.watch = watch = Watch(device, plans)
+        method.watch = recorder = CallRecorder(device, plans)
         try:
             call()
         finally:
             method.watch = None
-        found.append(watch.steps)
-    totals = [sum(step.seconds for step in steps) for steps in found]
-    typical = found[totals.index(median_low(totals))]
-    alike = [steps for steps in found if [s.name for s in steps] == [s.name for s in typical]]
-    made: list[Step] = []
-    for same in zip(*alike, strict=True):
-        begin = max(typical[len(made)].begin, made[-1].begin + made[-1].seconds if made else 0.0)
-        made.append(_median(same, begin))
-    return made
-
-
-def _steps(plan: Plan) -> int:
-    return max((len(family.steps) for family in plan.families), default=0)
+        calls.append(recorder.steps)
+    totals = [sum(step.seconds for step in steps) for steps in calls]
+    typical = calls[totals.index(median_low(totals))]
+    alike = [steps for steps in calls if [s.name for s in steps] == [s.name for s in typical]]
+    medians: list[Step] = []
+    for typical_step, *same in zip(typical, *alike, strict=True):
+        end = medians[-1].begin + medians[-1].seconds if medians else 0.0
+        medians.append(_median(same, max(typical_step.begin, end)))
+    return medians
 
 
 def _median(same: Sequence[Step], begin: float) -> Step:
@@ -120,7 +116,7 @@ def _median(same: Sequence[Step], begin: float) -> Step:
 
 
 def together(steps: Sequence[Step], name: str = "") -> Step:
-    """Add several steps up to one."""
+    """Return the sum of several steps."""
     fields = Traffic.__slots__
     return Step(
         steps[0].kind if steps else "",
@@ -134,7 +130,7 @@ def together(steps: Sequence[Step], name: str = "") -> Step:
 
 
 def by_name(steps: Sequence[Step]) -> list[Step]:
-    """Add up the steps of each name, in the order in which they first ran."""
+    """Sum the steps of each name, in the order in which they first ran."""
     groups: dict[tuple[str, str], list[Step]] = {}
     for step in steps:
         groups.setdefault((step.kind, step.name), []).append(step)

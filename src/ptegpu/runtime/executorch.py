@@ -6,14 +6,14 @@
 
 Where it differs from ExecuTorch 1.5:
 
-- Every method is made ready by `load_program`, so what cannot run is said there and not by `load_method`.
-- Errors are `RuntimeError`, `IndexError`, `KeyError` and `TypeError` in the same places, with words of their own.
+- `load_program` makes every method ready, so it raises errors that `load_method` raises in ExecuTorch.
+- Errors are `RuntimeError`, `IndexError`, `KeyError` and `TypeError` in the same places, with other messages.
 - Inputs may be NumPy arrays, lists and numbers, and torch tensors of any strides; NumPy in, NumPy out.
-- A dynamic input is held to the bound of each dimension, not to that of their product.
-- `repr` of a method's metadata also works where an input is no tensor. A negative index is an `IndexError`.
+- A dynamic input must not exceed the bound of each dimension; ExecuTorch bounds their product.
+- `repr` of a method's metadata also works if an input is not a tensor. A negative index is an `IndexError`.
 - Operators have the names of their functional variants: `aten.add.Tensor`, not `aten::add.out`.
 - There is no ETDump; `Method.profile` and `ptegpu profile` measure the time of every kernel.
-- `get_attribute` is not there: nothing of a program can be read but its outputs.
+- There is no `get_attribute`: only the outputs of a program can be read.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from .program import Program, load
 
 
 class Verification(Enum):
-    """How thoroughly a program is checked. ptegpu always checks everything, whichever is requested."""
+    """The level of checks requested for a program. ptegpu always checks everything."""
 
     Minimal = 0
     InternalConsistency = 1
 
 
 class BackendRegistry:
-    """The delegates that can run."""
+    """The delegates that ptegpu can run."""
 
     @property
     def registered_backend_names(self) -> list[str]:
@@ -52,7 +52,7 @@ class BackendRegistry:
 
 
 class OperatorRegistry:
-    """The operators that can run, on the GPU or on the host."""
+    """The operators that ptegpu can run, on the GPU or on the host."""
 
     @property
     def operator_names(self) -> set[str]:

@@ -1,4 +1,4 @@
-"""What ExecuTorch reports about a method and its tensors, with ExecuTorch's names and texts."""
+"""The metadata of a method and its tensors, with ExecuTorch's names and texts."""
 
 from __future__ import annotations
 
@@ -83,19 +83,19 @@ class MethodMeta:
     def attribute_tensor_meta(self, index: int) -> TensorInfo:
         return self._tensor(self._attributes, index, "attribute")
 
-    def _tensor(self, values: list[Value], index: int, what: str) -> TensorInfo:
+    def _tensor(self, values: list[Value], index: int, kind: str) -> TensorInfo:
         if not 0 <= index < len(values):
-            raise IndexOutOfRange(f"{self._name} has no {what} {index}: there are {len(values)}, counted from 0")
+            raise IndexOutOfRange(f"{self._name} has no {kind} {index}: there are {len(values)}, counted from 0")
         value = values[index]
         if not isinstance(value, Tensor):
-            raise IndexOutOfRange(f"{what} {index} of {self._name} is not a tensor, but {value!r}")
+            raise IndexOutOfRange(f"{kind} {index} of {self._name} is not a tensor, but {value!r}")
         return TensorInfo(value)
 
     def __repr__(self) -> str:
-        takes, gives = [_shown(v) for v in self._inputs], [_shown(v) for v in self._outputs]
+        inputs, outputs = [_shown(v) for v in self._inputs], [_shown(v) for v in self._outputs]
         return (
-            f"MethodMeta(name={self._name!r}, num_inputs={len(takes)}, input_tensor_meta={takes}, "
-            f"num_outputs={len(gives)}, output_tensor_meta={gives})"
+            f"MethodMeta(name={self._name!r}, num_inputs={len(inputs)}, input_tensor_meta={inputs}, "
+            f"num_outputs={len(outputs)}, output_tensor_meta={outputs})"
         )
 
 

@@ -1,4 +1,4 @@
-"""A method of a program: its plans on the GPU, the rest on the host, item by item."""
+"""A method of a program: its plans run on the GPU, its other items on the host."""
 
 from __future__ import annotations
 
@@ -6,42 +6,44 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from ..errors import ExecutionError, InvalidInput, OutOfMemory
-from ..gpu import Device, DeviceTensor, Pending, SharedConstants
-from ..gpu.inputs import Points
 from ..limits import Budget, exceeded, tick
 from ..plan.method import Call, CompiledMethod, Host, Item, Jump, Move, Operand, Run, Var
 from ..plan.narrow import clipped, from_device, seen, to_device
 from ..progress import Progress, silent
-from .arrays import Kind, as_array, assign, check_writable, fits
-from .runner import Extend, PlanRunner
+from .arrays import ArrayKind, as_array, assign, check_writable, fits, is_device_tensor
 from .signature import Signature
 
-Mark = Literal["called", "accepted", "submitted", "ran", "answered"]  # how far a call is; a plan is submitted, then ran
+if TYPE_CHECKING:
+    from ..gpu import Device, DeviceTensor, Pending, SharedConstants
+    from ..gpu.checks import Points
+    from .runner import Extend, PlanRunner
+
+Mark = Literal["called", "accepted", "submitted", "ran", "answered"]  # a plan is submitted, then ran
 NO_KEYWORDS: Mapping[str, Any] = MappingProxyType({})
-MAX_SIZES = 8  # sizes of inputs for which what depends on them alone is remembered
+MAX_SIZES = 8  # input sizes whose dependent values are cached
 
 
 class MethodRunner:
-    """A method ready to run, as the public `Method` has it."""
+    """A method ready to run, behind the public `Method`."""
 
-    def __init__(self, outer: CompiledMethod, budget: Budget | None = None) -> None:
-        self.name, self.outer, self.items = outer.name, outer, outer.items
+    def __init__(self, compiled: CompiledMethod, budget: Budget | None = None) -> None:
+        self.name, self.compiled, self.items = compiled.name, compiled, compiled.items
         self.budget = budget or Budget()
-        self.signature = Signature(outer)
-        places = [f"{spec.name} of {self.name}" for spec in self.signature.inputs]  # what messages call inputs
-        self._takes = [(o, *_plainly(o), what) for o, what in zip(outer.inputs, places, strict=True)]
+        self.signature = Signature(compiled)
+        labels = [f"{spec.name} of {self.name}" for spec in self.signature.inputs]  # for messages
+        self._declared = [(o, *_plain_array(o), label) for o, label in zip(compiled.inputs, labels, strict=True)]
         self.env: dict[Var, Any] = {}
         self.runners: dict[int, PlanRunner] = {}  # by the position of their item
         self._early: list[tuple[PlanRunner, Run, set[int]]] = []
         self._by_size = [item for item in self.items if isinstance(item, Host) and item.by_size]
-        self._remembered: dict[tuple[Any, ...], dict[Var, Any]] = {}
-        self._made = 0  # bytes that the host has computed in this call, and that slots hold
-        self.watch: Callable[[Mark, Item | None], None] | None = None  # is told as a call goes on
+        self._values_by_size: dict[tuple[Any, ...], dict[Var, Any]] = {}
+        self._host_bytes = 0  # computed by the host in this call, and still in slots
+        self.watch: Callable[[Mark, Item | None], None] | None = None  # called as a call progresses
 
     def open(
         self,
@@ -51,34 +53,36 @@ class MethodRunner:
         points: Points = (),
         progress: Progress = silent,
     ) -> None:
-        """Allocate, upload and compile. `extend` traces plans, by their numbers, for more sizes; `points` are sizes to
-        be ready for."""
+        """Allocate, upload and compile. `extend` traces plans, by number, for further sizes; `points` are sizes to
+        compile for."""
+        from .runner import PlanRunner
+
         for k, item in enumerate(self.items):
             if isinstance(item, Run):
-                plan, more = self.outer.plans[item.plan], extend.get(item.plan)
-                self.runners[k] = PlanRunner(plan, device, constants, more, points, progress)
+                plan, extender = self.compiled.plans[item.plan], extend.get(item.plan)
+                self.runners[k] = PlanRunner(plan, device, constants, extender, points, progress)
         if len(self.items) > 1:
-            given = set(self.outer.given)
-            for k, runner in self.runners.items():  # of the plans that every call runs, before one changes a state
+            arguments = set(self.compiled.given)
+            for k, runner in self.runners.items():  # plans of every call, checked before one changes a state
                 run = self.items[k]
-                if k < self.outer.branch and isinstance(run, Run):
-                    self._early.append((runner, run, {p for p, v in enumerate(run.inputs) if v in given}))
+                if k < self.compiled.branch and isinstance(run, Run):
+                    self._early.append((runner, run, {p for p, v in enumerate(run.inputs) if v in arguments}))
         self.reset()
 
     def prepare(self) -> None:
-        """Compile what any size may need."""
+        """Compile the kernels for all sizes."""
         with self.budget.spending("compiling its kernels"):
             for runner in self.runners.values():
                 runner.session.warm(runner.loaded)
 
     def reset(self) -> None:
-        """Set states back to their initial values."""
+        """Reset states to their initial values."""
         for runner in self.runners.values():
             runner.session.reset()
-        nbytes = sum(math.prod(v.sizes) * v.dtype.size for v in self.outer.states if v.dtype)
+        nbytes = sum(math.prod(v.sizes) * v.dtype.size for v in self.compiled.states if v.dtype)
         self.budget.hold((self, "states"), nbytes, f"method {self.name}")
         try:
-            self.env = {v: _initial(v) for v in self.outer.states}
+            self.env = {v: _initial(v) for v in self.compiled.states}
         except MemoryError:
             message = f"method {self.name} has states of {nbytes:,} bytes, more than this machine's memory has room for"
             raise OutOfMemory(f"{message}: free memory, or export with smaller states") from None
@@ -95,7 +99,7 @@ class MethodRunner:
         leaves = self.signature.flatten(arguments, keywords)
         targets = [leaves[k] for k in self.signature.written]
         for k, target in zip(self.signature.written, targets):
-            check_writable(target, self._takes[k][-1])
+            check_writable(target, self._declared[k][-1])
         results = self.execute(leaves)
         for target, value in zip(targets, results):
             assign(target, value)
@@ -112,16 +116,16 @@ class MethodRunner:
     def _execute(self, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> list[Any]:
         self._mark("called")
         leaves, env = self._accept(arguments, keywords)
-        for runner, run, known in self._early:
-            runner.check_early([env.get(v) for v in run.inputs], known)
+        for runner, run, positions in self._early:
+            runner.check_early([env.get(v) for v in run.inputs], positions)
         self._mark("accepted")
         try:
             self._run(env)
-        finally:  # what ran before an error did change the states
+        finally:  # items that ran before an error did change the states
             if self.env:
                 self.env = {v: env[v] for v in self.env}
-        kind = Kind.of(leaves)
-        results = [self._result(env, o, kind) for o in self.outer.outputs]
+        kind = ArrayKind.of(leaves)
+        results = [self._result(env, o, kind) for o in self.compiled.outputs]
         self._mark("answered")
         return results
 
@@ -131,59 +135,59 @@ class MethodRunner:
 
     @cached_property
     def in_one_plan(self) -> bool:
-        """Return whether the GPU runs all of it at once, so that it can be started without waiting."""
+        """Return whether the method is a single plan, so that it can be started without waiting."""
         match self.items:
-            case [Run() as run] if not self.outer.states:
-                return all(o in run.outputs for o in self.outer.outputs)
+            case [Run() as run] if not self.compiled.states:
+                return all(o in run.outputs for o in self.compiled.outputs)
         return False
 
     def start(self, arguments: Sequence[Any], hold: bool = False, read: bool = True) -> Running:
-        """Run without waiting, where it is `in_one_plan`; arguments may be outputs of the run before, on the device."""
+        """Run a method that is `in_one_plan` without waiting; arguments may be outputs of the last run."""
         (run,) = self.items
         assert isinstance(run, Run)
         with self.budget.spending(self.name):
             _, env = self._accept(arguments)
             pending = self.runners[0].start(self._inputs(env, run), run.read if read else (), hold)
-        return Running(pending, self._order, self.outer.outputs, self.budget)
+        return Running(pending, self._order, self.compiled.outputs, self.budget)
 
     @cached_property
     def _order(self) -> list[int]:
-        """Return the number of each output among those of the plan, where the method is `in_one_plan`."""
+        """Return the number of each output among the plan's outputs, if the method is `in_one_plan`."""
         (run,) = self.items
-        return [run.outputs.index(o) for o in self.outer.outputs]  # type: ignore[union-attr, arg-type]
+        return [run.outputs.index(o) for o in self.compiled.outputs]  # type: ignore[union-attr, arg-type]
 
     def _accept(
         self, arguments: Sequence[Any], keywords: Mapping[str, Any] = NO_KEYWORDS
     ) -> tuple[list[Any], dict[Var, Any]]:
-        """Return the arguments one by one, and the slots with their first values."""
+        """Return the flat arguments, and the slots with their first values."""
         leaves = self.signature.flatten(arguments, keywords)
         env = dict(self.env)
-        for (declared, dtype, sizes, what), given in zip(self._takes, leaves, strict=True):
-            if type(given) is np.ndarray and given.dtype is dtype and given.shape == sizes:
-                env[declared] = given  # type: ignore[index]
+        for (declared, dtype, sizes, label), value in zip(self._declared, leaves, strict=True):
+            if type(value) is np.ndarray and value.dtype is dtype and value.shape == sizes:
+                env[declared] = value  # type: ignore[index]
             else:
-                self._set_input(env, declared, given, what)
+                self._set_input(env, declared, value, label)
         return leaves, env
 
-    def _set_input(self, env: dict[Var, Any], declared: Operand, given: Any, what: str) -> None:
+    def _set_input(self, env: dict[Var, Any], declared: Operand, value: Any, label: str) -> None:
         if isinstance(declared, Var):
-            if isinstance(given, DeviceTensor):
-                env[declared] = _fitting(given, declared, what)
+            if is_device_tensor(value):
+                env[declared] = _fitting(value, declared, label)
             elif declared.dtype is not None:
-                env[declared] = as_array(given, declared, what)
-            elif isinstance(given, bool | int | np.integer):
-                env[declared] = int(given)
-                if not -(2**63) <= given < 2**63:
-                    raise InvalidInput(f"{what} must be an int of at most 64 bits")
+                env[declared] = as_array(value, declared, label)
+            elif isinstance(value, bool | int | np.integer):
+                env[declared] = int(value)
+                if not -(2**63) <= value < 2**63:
+                    raise InvalidInput(f"{label} must be an int of at most 64 bits")
             else:
-                raise InvalidInput(f"{what} must be an int, not {type(given).__name__}")
-        elif declared is None and isinstance(given, int):
-            pass  # an int that may change, and that nothing uses
-        elif not _equal(declared, given):
-            raise InvalidInput(f"{what} must be {declared!r}, the value it was exported with, not {given!r}")
+                raise InvalidInput(f"{label} must be an int, not {type(value).__name__}")
+        elif declared is None and isinstance(value, int):
+            pass  # a dynamic int that nothing uses
+        elif not _equal(declared, value):
+            raise InvalidInput(f"{label} must be {declared!r}, the value it was exported with, not {value!r}")
 
     def _run(self, env: dict[Var, Any]) -> None:
-        self._made = 0
+        self._host_bytes = 0
         position = executed = self._recall(env)
         most = self.budget.limits.instructions
         while position < len(self.items):
@@ -196,7 +200,8 @@ class MethodRunner:
             if isinstance(item, Run):
                 self._run_plan(env, position - 1, item)
             elif isinstance(item.instruction, Jump):
-                if not self._truth(env, item.instruction.condition):
+                condition = self._value(env, item.instruction.condition)
+                if not (np.all(condition) if isinstance(condition, np.ndarray) else condition):
                     position = item.instruction.target
             elif isinstance(item.instruction, Move):
                 env[item.instruction.target] = self._stored(env, item.instruction.source)
@@ -204,21 +209,17 @@ class MethodRunner:
                 self._run_host(env, item, item.instruction)
             self._mark("ran", item)
 
-    def _truth(self, env: dict[Var, Any], condition: Operand) -> bool:
-        value = self._value(env, condition)
-        return bool(np.all(value)) if isinstance(value, np.ndarray) else bool(value)
-
     def _inputs(self, env: dict[Var, Any], run: Run) -> list[Any]:
-        """Return the inputs of a plan, in the types that the device has."""
+        """Return the inputs of a plan, in the device's types."""
         inputs = []
-        for var, declared in zip(run.inputs, self.outer.plans[run.plan].inputs, strict=True):
+        for var, declared in zip(run.inputs, self.compiled.plans[run.plan].inputs, strict=True):
             value = env.get(var)
             if value is None:
                 value = self._value(env, var)
             if var.dtype is None:
                 if not isinstance(value, int):
                     raise ExecutionError(f"{self.name}: {var.name} is {value!r}, where the GPU takes an int")
-            elif type(value) is not DeviceTensor:
+            elif not is_device_tensor(value):
                 value = self._narrowed(value, var, declared.index)
             inputs.append(value)
         return inputs
@@ -251,7 +252,7 @@ class MethodRunner:
             env[var] = result
 
     def _run_exact(self, env: dict[Var, Any], run: Run) -> None:
-        """Run a plan's calls on the host: 32 bits do not hold one of its inputs."""
+        """Run a plan's calls on the host, because 32 bits cannot represent one of its inputs."""
         for item in run.exact:
             tick()
             assert isinstance(item.instruction, Call)
@@ -264,46 +265,46 @@ class MethodRunner:
         results = run(c, args)
         arrays = [(env.get(v), r) for v, r in zip(c.outs, results) if isinstance(r, np.ndarray)]
         if arrays:
-            self._made += sum(r.nbytes - (old.nbytes if isinstance(old, np.ndarray) else 0) for old, r in arrays)
-            self.budget.hold(self, max(0, self._made), c.where)
+            self._host_bytes += sum(r.nbytes - (old.nbytes if isinstance(old, np.ndarray) else 0) for old, r in arrays)
+            self.budget.hold(self, max(0, self._host_bytes), c.where)
         env.update(zip(c.outs, results, strict=True))
 
     def _shape_of(self, env: dict[Var, Any], operand: Operand) -> Any:
-        """Return a value, or a placeholder with its shape if it is on the GPU; avoids a readback."""
-        there = env.get(operand) if isinstance(operand, Var) else None
-        return np.broadcast_to(0, there.shape) if isinstance(there, DeviceTensor) else self._value(env, operand)
+        """Return a value; if it is on the GPU, a placeholder with its shape, which avoids a readback."""
+        value = env.get(operand) if isinstance(operand, Var) else None
+        return np.broadcast_to(0, value.shape) if is_device_tensor(value) else self._value(env, operand)
 
     def _recall(self, env: dict[Var, Any]) -> int:
-        """Set the values that depend on the sizes of the inputs only; return how many items need not run."""
+        """Set the values that depend only on the sizes of the inputs; return the number of items to skip."""
         if not self._by_size:
             return 0
-        given = [env[v] for v in self.outer.inputs if isinstance(v, Var)]
-        key = tuple(x.shape if isinstance(x, np.ndarray | DeviceTensor) else x for x in given)
-        found = self._remembered.get(key)
-        if found is None:
-            found = dict(env)
+        inputs = [env[v] for v in self.compiled.inputs if isinstance(v, Var)]
+        key = tuple(x if isinstance(x, int) else x.shape for x in inputs)
+        values = self._values_by_size.get(key)
+        if values is None:
+            values = dict(env)
             for item in self._by_size:
-                self._run_host(found, item, item.instruction)  # type: ignore[arg-type]
+                self._run_host(values, item, item.instruction)  # type: ignore[arg-type]
                 self._mark("ran", item)
-            found = {v: found[v] for v in self.outer.kept}
-            for value in found.values():
+            values = {v: values[v] for v in self.compiled.kept}
+            for value in values.values():
                 if isinstance(value, np.ndarray):
                     value.flags.writeable = False
-            while len(self._remembered) >= MAX_SIZES:
-                del self._remembered[next(iter(self._remembered))]
-            self._remembered[key] = found
-        env.update(found)
+            while len(self._values_by_size) >= MAX_SIZES:
+                del self._values_by_size[next(iter(self._values_by_size))]
+            self._values_by_size[key] = values
+        env.update(values)
         return len(self._by_size)
 
     def _value(self, env: dict[Var, Any], operand: Operand) -> Any:
-        """Return what the host sees: arrays read back if they are still on the GPU, lists resolved."""
+        """Return the host's value: arrays on the GPU are read back, lists resolved."""
         if isinstance(operand, tuple):
             return [self._value(env, o) for o in operand]
         value = self._stored(env, operand)
         return seen(value, operand) if isinstance(operand, Var) else value
 
     def _stored(self, env: dict[Var, Any], operand: Operand) -> Any:
-        """Return a value as slots hold it: bfloat16 as its bits."""
+        """Return a value in the form of slots: bfloat16 as its bits."""
         if not isinstance(operand, Var):
             return operand
         if operand in env:
@@ -314,12 +315,12 @@ class MethodRunner:
             value = operand.initial
         else:
             raise ExecutionError(f"{self.name}: {operand!r} is read before it has a value")
-        if isinstance(value, DeviceTensor):
+        if is_device_tensor(value):
             assert operand.dtype is not None
             value = env[operand] = from_device(value.numpy(), operand.dtype)
         return value
 
-    def _result(self, env: dict[Var, Any], operand: Operand, kind: Kind) -> Any:
+    def _result(self, env: dict[Var, Any], operand: Operand, kind: ArrayKind) -> Any:
         value = self._stored(env, operand) if isinstance(operand, Var) else self._value(env, operand)
         if isinstance(value, np.ndarray) and isinstance(operand, Var):
             if operand.kind in ("input", "constant", "state") or not value.flags.writeable:
@@ -330,7 +331,7 @@ class MethodRunner:
 
 
 class Running:
-    """A call on its way; its results are in the order of the method's outputs."""
+    """A call that was started; its results are in the order of the method's outputs."""
 
     def __init__(self, started: Pending, order: list[int], outputs: Sequence[Operand], budget: Budget) -> None:
         self._started, self._order, self._outputs, self._budget = started, order, outputs, budget
@@ -342,33 +343,33 @@ class Running:
         return [_declared(results[k], o) for k, o in zip(self._order, self._outputs, strict=True)]
 
     def resident(self) -> list[Any]:
-        """Return the outputs as they are on the device, for the next call."""
+        """Return the outputs on the device, for the next call."""
         results = self._started.outputs
         return [results[k] for k in self._order]
 
     def discard(self) -> None:
-        """Give the result up."""
+        """Give up the result."""
         self._started.discard()
 
 
 def _declared(result: Any, output: Operand) -> Any:
-    if isinstance(result, DeviceTensor):  # the plan was not told to read it
+    if is_device_tensor(result):  # the run did not read it
         result = result.numpy()
-    known = isinstance(result, np.ndarray) and isinstance(output, Var) and output.dtype is not None
-    return from_device(result, output.dtype) if known else result  # type: ignore[union-attr, arg-type]
+    is_tensor = isinstance(result, np.ndarray) and isinstance(output, Var) and output.dtype is not None
+    return from_device(result, output.dtype) if is_tensor else result  # type: ignore[union-attr, arg-type]
 
 
-def _plainly(declared: Operand) -> tuple[np.dtype | None, tuple[int, ...]]:
+def _plain_array(declared: Operand) -> tuple[np.dtype | None, tuple[int, ...]]:
     """Return dtype and shape of arrays that need no further check."""
     return (declared.dtype.numpy, declared.sizes) if isinstance(declared, Var) and declared.dtype else (None, ())
 
 
-def _fitting(given: DeviceTensor, declared: Var, what: str) -> DeviceTensor:
-    """Return `given` if it can be this input, else raise InvalidInput."""
-    wanted = None if declared.dtype is None else declared.dtype.device
-    if given.dtype is not wanted or not fits(given.shape, declared):
-        raise InvalidInput(f"{what} must be {declared!r}, not {given!r}")
-    return given
+def _fitting(tensor: DeviceTensor, declared: Var, label: str) -> DeviceTensor:
+    """Return `tensor` if it can be this input, else raise InvalidInput."""
+    dtype = None if declared.dtype is None else declared.dtype.device
+    if tensor.dtype is not dtype or not fits(tensor.shape, declared):
+        raise InvalidInput(f"{label} must be {declared!r}, not {tensor!r}")
+    return tensor
 
 
 def _initial(v: Var) -> np.ndarray:
@@ -376,10 +377,10 @@ def _initial(v: Var) -> np.ndarray:
     return np.zeros(v.sizes, v.dtype.numpy) if v.data is None else np.array(v.data)
 
 
-def _equal(declared: Operand, given: Any) -> bool:
+def _equal(declared: Operand, value: Any) -> bool:
     if declared is None:
-        return given is None
+        return value is None
     try:
-        return bool(declared == given)
-    except Exception:  # of a tensor, or whatever else was given, that cannot be compared
+        return bool(declared == value)
+    except Exception:  # of a tensor or another argument that cannot be compared
         return False

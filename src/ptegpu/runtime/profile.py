@@ -1,4 +1,4 @@
-"""Where the time of a method goes: its kernels, its ordinary runs, the host; compared with what the adapter can do."""
+"""A profile of a method: the times of its kernels, its ordinary runs and the host, and the adapter's ceilings."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from typing import Any, Literal
 
 from ..errors import InvalidInput
 from ..gpu import AdapterInfo, Device, measure
-from ..gpu.profile import KernelTime, busy, kernel_times, launches
-from ..gpu.stress import warm
-from ..gpu.timer import TimedRun, Timer
+from ..gpu.measurement import warm
+from ..gpu.timing import KernelTime, TimedRun, Timer, busy, kernel_times, launches
 from ..plan.plan import Dispatch, plain
 from ..plan.target import DeviceClass
 from .call_timeline import Step, by_name, steps_of, together
@@ -21,12 +20,12 @@ from .method import MethodRunner
 
 By = Literal["kernel", "operator", "dispatch"]
 
-_PLACE = re.compile(r" #\d+(?: of delegate \d+)?")  # in a label: which node of the program
+_PLACE = re.compile(r" #\d+(?: of delegate \d+)?")  # in a label: the number of the node
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Dispatches that are counted together."""
+    """The sum of several dispatches."""
 
     name: str
     kernel: str  # of a single dispatch; empty for several
@@ -55,7 +54,7 @@ class Profile:
     pass_seconds: float  # on the GPU, of the single pass per plan that ordinary calls record
     wall_seconds: float  # of an ordinary call, from its arguments to its results
     ceilings: DeviceClass  # of the adapter, measured
-    steps: tuple[Step, ...] = ()  # of a call, in the order in which they ran; each plan waited for by itself
+    steps: tuple[Step, ...] = ()  # of a call, in order; the host waits for each plan
 
     @property
     def kernel_seconds(self) -> float:
@@ -64,12 +63,12 @@ class Profile:
 
     @property
     def split_seconds(self) -> float:
-        """Return what a pass for each kernel costs more than one pass for all."""
+        """Return the cost of a pass per kernel compared with a single pass."""
         return self.kernel_seconds - self.pass_seconds
 
     @property
     def host_seconds(self) -> float:
-        """Return the time in which the GPU does not compute: inputs, recording, waiting, reading back."""
+        """Return the time without GPU work: inputs, recording, waiting, reading back."""
         return self.wall_seconds - self.pass_seconds
 
     @property
@@ -138,8 +137,10 @@ class Profile:
         }
 
     def trace(self) -> dict[str, Any]:
-        """Kernels and steps on a timeline, as Chrome's trace events, which Perfetto opens. Both begin at 0: they were
-        measured in different calls."""
+        """Return kernels and steps as Chrome's trace events, which Perfetto opens.
+
+        Both begin at 0, because they were measured in different calls.
+        """
         names = {1: f"{self.method}: GPU, a pass for each kernel", 2: f"{self.method}: host, steps of another call"}
         meta = [_named("process_name", 0, self.adapter.name)]
         meta += [_named("thread_name", thread, name) for thread, name in names.items()]
@@ -162,26 +163,26 @@ class Profile:
         return {"displayTimeUnit": "ns", "traceEvents": [*meta, *kernels, *steps]}
 
 
-def _named(what: str, thread: int, name: str) -> dict[str, Any]:
-    return {"ph": "M", "pid": 1, "tid": thread, "name": what, "args": {"name": name}}
+def _named(event: str, thread: int, name: str) -> dict[str, Any]:
+    return {"ph": "M", "pid": 1, "tid": thread, "name": event, "args": {"name": name}}
 
 
 def _event(thread: int, category: str, name: str, begin: float, seconds: float) -> dict[str, Any]:
-    """From `begin` for `seconds`, which Chrome wants in microseconds."""
+    """Return a complete event; Chrome's times are in microseconds."""
     span = {"ts": begin * 1e6, "dur": seconds * 1e6}
     return {"ph": "X", "pid": 1, "tid": thread, "name": name, "cat": category, **span}
 
 
 def operator_of(dispatch: Dispatch) -> str:
-    """Return the operator that a dispatch serves: its label without the node's number."""
+    """Return the operator of a dispatch: its label without the node's number."""
     return _PLACE.sub("", dispatch.label)
 
 
 def profile_method(method: MethodRunner, device: Device, arguments: Sequence[Any], repeats: int) -> Profile:
-    """Call the method `repeats` times each: plainly, with its steps timed, with its passes, with its kernels."""
+    """Call the method `repeats` times each: untimed, with timed steps, with timed passes, with timed kernels."""
     if repeats < 1:
         raise InvalidInput(f"a profile takes at least 1 call, not {repeats}")
-    each, whole = Timer(device, each=True), Timer(device, each=False)
+    kernel_timer, pass_timer = Timer(device, each=True), Timer(device, each=False)
     peak = measure(device)
     sessions = [runner.session for runner in method.runners.values()]
 
@@ -193,23 +194,23 @@ def profile_method(method: MethodRunner, device: Device, arguments: Sequence[Any
         return time.perf_counter() - started
 
     def calls(timer: Timer) -> list[list[TimedRun]]:
-        """Return the plans that each of the calls ran."""
+        """Return the runs of plans in each of the calls."""
         with timer.watching(sessions):
-            return [_taken(timer, call) for _ in range(repeats)]
+            return [_timed_runs(timer, call) for _ in range(repeats)]
 
-    call()  # prepares plans, and warms caches
+    call()  # prepares plans and warms caches
     warm(device)
     wall = [call() for _ in range(repeats)]
     steps = steps_of(method, device, call, repeats)
-    passes = [sum(s for run in ran for _, s in busy(run.spans)) for ran in calls(whole)]
-    ran = calls(each)
+    passes = [sum(s for run in ran for _, s in busy(run.spans)) for ran in calls(pass_timer)]
+    ran = calls(kernel_timer)
     launched = [launch for run in ran[-1] for launch in launches(run.plan)]
     times = kernel_times(launched, [[span for run in runs for span in run.spans] for runs in ran])
     method.reset()
     return Profile(method.name, device.info, repeats, tuple(times), median(passes), median(wall), peak, tuple(steps))
 
 
-def _taken(timer: Timer, call: Callable[[], object]) -> list[TimedRun]:
+def _timed_runs(timer: Timer, call: Callable[[], object]) -> list[TimedRun]:
     timer.runs = []
     call()
     return timer.runs

@@ -1,34 +1,72 @@
-"""A loaded program: its methods on a device, and what to call them with."""
+"""A loaded program: how to load one (`LoadOptions`), its methods on a device, and how to call them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from ..errors import Closed, InvalidInput
 from ..format import Program as File
-from ..gpu import Device, Engine, SharedConstants
-from ..gpu.threads import Lock
 from ..limits import Budget, Limits
 from ..plan import Bundle, find_bundle
 from ..plan.method import CompiledMethod
 from ..plan.plan import Plan
-from ..plan.target import Cache, Precision
+from ..plan.target import Cache, Precision, Target, check_cache, check_precision
 from ..printing import shown
 from ..progress import Progress, silent
-from .detach import detach_from_file
+from .arrays import detach_from_file
 from .method import MethodRunner, Running
-from .options import LoadOptions
-from .runner import Extend
 from .signature import Spec
 
 if TYPE_CHECKING:
     from ..compiler.append import Append
     from ..compiler.data import Data, Source
     from ..compiler.planner import Points, Sizes
+    from ..gpu import Device, Engine, SharedConstants
     from .metadata import MethodMeta
     from .profile import Profile
+
+
+@dataclass(frozen=True, slots=True)
+class LoadOptions:
+    """The device, engine, precision and limits of a program. See `ptegpu.load`."""
+
+    device: str | int | Device = "auto"  # "auto", an adapter's index, part of its name, or an open device
+    engine: Engine = "auto"  # GPU backend: "wgpu", "dawn"
+    precision: Precision = "auto"  # products may round to f16: "exact" never, "fast" always
+    cache: Cache = "f32"  # element type of key-value caches: "f16"
+    limits: Limits | None = None  # None: the defaults
+    progress: Progress = silent  # perhaps called from another thread
+
+    def __post_init__(self) -> None:
+        """Raise InvalidInput for the first option with a wrong value."""
+        if not isinstance(self.device, str | int):
+            from ..gpu import Device
+
+            if not isinstance(self.device, Device):
+                raise InvalidInput(f'device is "auto", an index or part of a name, not {type(self.device).__name__}')
+        if self.limits is not None and not isinstance(self.limits, Limits):
+            raise InvalidInput(f"limits are ptegpu.Limits(…), not {type(self.limits).__name__}")
+        if not callable(self.progress):
+            raise InvalidInput(f"progress is a function of (phase, done, of), not {type(self.progress).__name__}")
+        if self.engine != "auto":
+            from ..gpu import check_engine
+
+            check_engine(self.engine)
+        check_precision(self.precision)
+        check_cache(self.cache)
+
+    def open(self) -> tuple[Device, Target]:
+        """Open the device; return it and the target to plan for."""
+        from ..gpu import Device, open_device
+
+        device = self.device if isinstance(self.device, Device) else open_device(self.device, engine=self.engine)
+        return device, replace(device.target, precision=self.precision, cache=self.cache)
+
 
 DEFAULT = "forward"
 
@@ -52,17 +90,19 @@ def load(
 ) -> Program:
     """Load a `.pte` or a bundle and make it ready on a GPU.
 
-    `path` may also be the file's bytes, or a file open for reading them, or a `Bundle`. `data` is one or several `.ptd`
-    files, or mappings from key to bytes, with constants that live outside the program. `device` is "auto", an adapter's
-    index, or part of its name (`ptegpu doctor` lists them). `engine` is what drives it, "wgpu" or "dawn"; see
-    docs/engines.md for what "auto" takes. `precision` says whether products may round what they multiply to f16:
-    "exact" never, "fast" always, also in attention, "auto" where their weights are quantized or f16.
-    `cache="f16"` stores key-value caches in half, which are float32 otherwise. `methods` limits which methods are made
-    ready. `append` adds operator calls to methods, by name: see `append.py`. `sizes` and `points` are those to plan
-    for: see `ptegpu.compile`; kernels for the points in `first` compile while weights go up, those for other sizes when
-    they are needed. `beside` is a program of the same file and data, whose device and constants this one shares; the
-    file is not read again. `limits` are what the program may take: see docs/limits.md. `progress` is told what is going
-    on, how much of it is done, and of how much; perhaps from another thread.
+    `path` is a path, the bytes of the file, an open binary file, or a `Bundle`. `data` is one or several `.ptd` files,
+    or mappings from key to bytes, with constants that live outside the program. `device` is "auto", an adapter's index,
+    or part of its name (`ptegpu doctor` lists them). `engine` is the GPU backend, "wgpu" or "dawn"; docs/engines.md
+    explains "auto". `precision` controls whether products may round their operands to f16: "exact" never, "fast"
+    always, also in attention, "auto" if their weights are quantized or f16. `cache="f16"` stores key-value caches in
+    half precision instead of float32. `methods` selects the methods to load. `append` adds operator calls to methods,
+    by name: see `append.py`. `sizes` and `points` are the sizes to plan for: see `ptegpu.compile`. Kernels for the
+    points in `first` compile during the upload of weights, kernels for other sizes when they are first needed. `beside`
+    is a program of the same file and data; this one shares its device and constants and does not read the file again.
+    `limits` bounds what the program may consume: see docs/limits.md. `progress` is called with a phase, the amount
+    done, and the total, possibly from another thread.
+
+    A bundle without plans for the GPU runs on the host, and opens no device unless `device` or `engine` names one.
     """
     options = LoadOptions(device, engine, precision, cache, limits, progress)
     return open_program(
@@ -95,9 +135,11 @@ def open_program(
                 )
             if options.cache != "f32":
                 raise InvalidInput("a bundle has the caches that it was made with: give `cache` to ptegpu.compile")
-            device, target = options.open()
-            chosen = _methods_of(bundle.methods_for(target), methods)
-            return Program(bundle, chosen, device, first, budget, options.progress)
+            variant = bundle.methods[0]
+            if options.device != "auto" or options.engine != "auto" or any(map(_has_plans, bundle.methods)):
+                device, target = options.open()
+                options, variant = replace(options, device=device), bundle.methods_for(target)
+            return Program(bundle, _selected(variant, methods), options, first, budget)
         from ..compiler.data import read_all
         from ..compiler.program import cut_methods, plan_methods, read_source
 
@@ -112,30 +154,39 @@ def open_program(
         def planning(_plan: str, done: int, of: int) -> None:
             options.progress("Planning", done, of)
 
-        outers, planners = plan_methods(cuts, target, sizes, points, planning, shared.names)
-        bundle = Bundle(shared.file, (target,), (outers,), planners)
-        return Program(bundle, outers, device, first, budget, options.progress, shared)
+        compiled, planners = plan_methods(cuts, target, sizes, points, planning, shared.names)
+        bundle = Bundle(shared.file, (target,), (compiled,), planners)
+        return Program(bundle, compiled, replace(options, device=device), first, budget, shared)
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(frozen=True, eq=False)
 class _Shared:
-    """What programs of one file have in common: its data, and its constants on a device."""
+    """The data that programs of one file share, and its constants on a device."""
 
     file: File
     data: list[Mapping[str, Any]] = field(default_factory=list)
-    names: dict[Any, str] = field(default_factory=dict)  # of constants, by where they are in the host's memory
-    constants: SharedConstants = field(default_factory=SharedConstants)
-    kept: list[Bundle] = field(default_factory=list)  # so that nothing else comes to be there
+    names: dict[Any, str] = field(default_factory=dict)  # of constants, by their addresses in the host's memory
+    bundles: list[Bundle] = field(default_factory=list)  # kept, so that these addresses stay in use
+
+    @cached_property
+    def constants(self) -> SharedConstants:
+        from ..gpu import SharedConstants
+
+        return SharedConstants()
 
 
-def _methods_of(
-    outers: Mapping[str, CompiledMethod], methods: str | Iterable[str] | None
+def _has_plans(methods: Mapping[str, CompiledMethod]) -> bool:
+    return any(method.plans for method in methods.values())
+
+
+def _selected(
+    compiled: Mapping[str, CompiledMethod], methods: str | Iterable[str] | None
 ) -> Mapping[str, CompiledMethod]:
-    wanted = list(outers) if methods is None else [methods] if isinstance(methods, str) else [*methods]
-    for name in wanted:
-        if name not in outers:
-            raise _no_method(name, outers)
-    return {name: outers[name] for name in wanted}
+    names = list(compiled) if methods is None else [methods] if isinstance(methods, str) else [*methods]
+    for name in names:
+        if name not in compiled:
+            raise _no_method(name, compiled)
+    return {name: compiled[name] for name in names}
 
 
 def _no_method(name: str, names: Iterable[str]) -> KeyError:
@@ -151,35 +202,49 @@ class Program:
     def __init__(
         self,
         bundle: Bundle,
-        outers: Mapping[str, CompiledMethod],
-        device: Device,
+        compiled: Mapping[str, CompiledMethod],
+        options: LoadOptions,
         first: Mapping[str, Points],
         budget: Budget,
-        progress: Progress,
         shared: _Shared | None = None,
     ) -> None:
         self._shared = shared or _Shared(bundle.file)
-        self._shared.kept.append(bundle)
-        self.bundle, self.file, self.device, self.limits = bundle, bundle.file, device, budget.limits
-        methods = {name: MethodRunner(outer, budget) for name, outer in outers.items()}
+        self._shared.bundles.append(bundle)
+        self.bundle, self.file, self.limits, self._options = bundle, bundle.file, budget.limits, options
+        methods = {name: MethodRunner(method, budget) for name, method in compiled.items()}
         self._methods = methods
         self._bound = {name: Method(self, method) for name, method in methods.items()}
-        self._lock = Lock()
+        self._lock: AbstractContextManager[Any] = threading.RLock()
+        if _has_plans(compiled):
+            from ..gpu import Lock
+
+            self._lock = Lock()
         self._closed = False
-        if budget.read:  # by whoever made the bundle, else
-            buffers = (b for outer in outers.values() for plan in outer.plans for b in plan.buffers)
+        if budget.read:  # otherwise, the bundle's maker counted them
+            buffers = (b for method in compiled.values() for plan in method.plans for b in plan.buffers)
             budget.copied = sum({b.name: b.nbytes for b in buffers if b.role == "constant"}.values())
             budget.hold_constants(budget.copied)
         try:
-            for method in methods.values():
-                count = len(method.outer.plans)
-                planners = {k: p for k in range(count) if (p := bundle.planner(method.outer, k)) is not None}
-                extend = {k: _extender(p) for k, p in planners.items()}
-                method.open(device, self._shared.constants, extend, first.get(method.name, ()), progress)
-                detach_from_file(method.outer, planners.values())
+            for name, method in methods.items():
+                count = len(method.compiled.plans)
+                planners = {k: p for k in range(count) if (p := bundle.planner(method.compiled, k)) is not None}
+                if count:
+                    from .runner import extender
+
+                    extend = {k: extender(p) for k, p in planners.items()}
+                    points = first.get(name, ())
+                    method.open(self.device, self._shared.constants, extend, points, options.progress)
+                else:
+                    method.reset()
+                detach_from_file(method.compiled, planners.values())
         except BaseException:
             self.close()
             raise
+
+    @cached_property
+    def device(self) -> Device:
+        """Return the device; a program without plans opens it now."""
+        return self._options.open()[0]
 
     @property
     def methods(self) -> tuple[str, ...]:
@@ -187,28 +252,28 @@ class Program:
         return tuple(self._methods)
 
     def method(self, name: str) -> Method:
-        """Return one method, to call and to ask what it takes."""
+        """Return a method, which can be called and described."""
         self._check_open()
         if name not in self._bound:
             raise _no_method(name, self._methods)
         return self._bound[name]
 
     def __call__(self, /, *inputs: Any, **keywords: Any) -> Any:
-        """Run `forward` (or the only method) and return what the exported module returned."""
+        """Run `forward` (or the only method) and return the results as the exported module did."""
         name = DEFAULT if DEFAULT in self._methods or len(self._methods) != 1 else next(iter(self._methods))
         return self.method(name)(*inputs, **keywords)
 
     @property
     def method_names(self) -> set[str]:
-        """Return the names of its methods, as ExecuTorch has them."""
+        """Return the names of its methods; the name is ExecuTorch's."""
         return set(self._methods)
 
     def load_method(self, name: str) -> Method:
-        """Return one method under ExecuTorch's name; it is ready already."""
+        """Return a method, like `method`; the name is ExecuTorch's."""
         return self.method(name)
 
     def metadata(self, method_name: str) -> MethodMeta:
-        """Return what ExecuTorch tells of a method."""
+        """Return ExecuTorch's metadata of a method."""
         from .metadata import MethodMeta
 
         for method in self.file.methods:
@@ -218,21 +283,21 @@ class Program:
         raise InvalidInput(f"no method {method_name!r}; the program has {names}")
 
     def prepare(self) -> None:
-        """Compile all kernels that inputs of any size may need: a call never does after this."""
+        """Compile the kernels for inputs of all sizes, so that no call compiles any."""
         with self._lock:
             self._check_open()
             for method in self._methods.values():
                 method.prepare()
 
     def reset(self) -> None:
-        """Set all state (caches, buffers) back to its initial values."""
+        """Reset all state (caches, buffers) to its initial values."""
         with self._lock:
             self._check_open()
             for method in self._methods.values():
                 method.reset()
 
     def close(self) -> None:
-        """Give the GPU memory back. A closed program raises `Closed`."""
+        """Release the GPU memory. A closed program raises `Closed`."""
         with self._lock:
             self._closed = True
             for method in self._methods.values():
@@ -245,9 +310,10 @@ class Program:
         self.close()
 
     def __repr__(self) -> str:
-        where, methods = self.file.path or "from memory", ", ".join(self._methods)
+        source, methods = self.file.path or "from memory", ", ".join(self._methods)
+        device = self.device.target.name if "device" in self.__dict__ else "the host"
         closed = ", closed" if self._closed else ""
-        return shown(f"<ptegpu.Program {where}: {methods} on {self.device.target.name}{closed}>")
+        return shown(f"<ptegpu.Program {source}: {methods} on {device}{closed}>")
 
     def _check_open(self) -> None:
         if self._closed:
@@ -273,17 +339,17 @@ class Method:
 
     @property
     def metadata(self) -> MethodMeta:
-        """Return what ExecuTorch tells of it."""
+        """Return ExecuTorch's metadata of it."""
         return self._program.metadata(self.name)
 
     def __call__(self, /, *inputs: Any, **keywords: Any) -> Any:
-        """Run and return what the exported module returned. Inputs that the module writes are written."""
+        """Run and return the results as the exported module did. Write the inputs that the module writes."""
         with self._program._lock:
             self._program._check_open()
             return self._method(*inputs, **keywords)
 
     def execute(self, inputs: Sequence[Any]) -> list[Any]:
-        """Run; all outputs as a flat list. New values of inputs that the module writes come first; none is written."""
+        """Run; return all outputs, first the new values of inputs that the module writes. The inputs stay unchanged."""
         if not isinstance(inputs, list | tuple):
             raise InvalidInput(f"execute takes a list of the inputs of {self.name}, not {type(inputs).__name__}")
         with self._program._lock:
@@ -291,7 +357,7 @@ class Method:
             return self._method.execute(inputs)
 
     def profile(self, *inputs: Any, repeats: int = 10) -> Profile:
-        """GPU time of every kernel, of an ordinary run, and wall time: medians over `repeats` calls of each kind.
+        """Return GPU times of all kernels and of an ordinary run, and the wall time: medians over `repeats` calls each.
 
         The method's state is reset before every call and at the end. An adapter without timestamp queries raises
         LimitExceeded.
@@ -308,10 +374,10 @@ class Method:
         return self._method.in_one_plan
 
     def start(self, inputs: Sequence[Any], hold: bool = False, read: bool = True) -> Running:
-        """Run without waiting: `result()` of what is returned waits, `resident()` can go into the next call.
+        """Run without waiting: `result()` of the returned object waits, `resident()` can be passed to the next call.
 
-        With `hold`, the GPU is told together with the next start, or when the result is asked for. Without `read`,
-        results are not on their way to the host until they are asked for.
+        With `hold`, the run is submitted together with the next one, or when its result is requested. Without `read`,
+        results are copied to the host only when they are requested.
         """
         with self._program._lock:
             self._program._check_open()
@@ -319,18 +385,8 @@ class Method:
 
     @property
     def plans(self) -> list[Plan]:
-        """Return what runs on the GPU, in order, for all sizes."""
+        """Return the plans that run on the GPU, in order, for all sizes."""
         return [runner.plan for runner in self._method.runners.values()]
 
     def __repr__(self) -> str:
         return f"<ptegpu.Method {self._method.signature}>"
-
-
-def _extender(planner: Any) -> Extend:
-    """Return a function that traces a plan for sizes that it lacks."""
-
-    def extend(shapes: Sequence[Any], item: Callable[[int, int], int]) -> Plan:
-        planner.extend(shapes, item)
-        return planner.plan()  # type: ignore[no-any-return]
-
-    return extend

@@ -1,18 +1,19 @@
-"""What a method takes and gives: each value with its name, dtype and bounds, and how values are grouped."""
+"""The inputs and outputs of a method: name, dtype and bounds of each, and how the exported module grouped them."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
+from itertools import count
 from operator import itemgetter
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from ..errors import InvalidInput
 from ..format import Method as FileMethod
 from ..format import Tensor, Value
 from ..plan.method import CompiledMethod, Operand, Var
 from ..printing import shown
-from .tree import Tree, read_tree
 
 SHOWN = 8  # inputs listed in a message
 
@@ -21,21 +22,19 @@ SHOWN = 8  # inputs listed in a message
 class Spec:
     """One input or output.
 
-    The file says of a whole tensor whether its shape may change, and not of each dimension: where it is `dynamic`, each
-    dimension is at most that of `shape`.
+    The file marks whole tensors as dynamic, not single dimensions. If `dynamic`, `shape` has the upper bound of each
+    dimension.
     """
 
     name: str  # "input 0", "mask", "argument 1['key']"
-    dtype: str  # of a tensor "float32", "bfloat16", …; of a number "int", "float", "bool"; "str"; "list"; "None"
-    shape: tuple[int, ...] | None = None  # None: no tensor, or one of any shape
+    dtype: str  # tensor: "float32", "bfloat16", …; number: "int", "float", "bool"; "str"; "list"; "None"
+    shape: tuple[int, ...] | None = None  # None: not a tensor, or a tensor of any shape
     dynamic: bool = False
-    value: Any = (
-        None  # of what is no tensor: what it was exported with, and takes no other; None: an int that may change
-    )
+    value: Any = None  # the only value that an input other than a tensor takes; None: a dynamic int
 
     @staticmethod
     def of(name: str, value: Operand | Value) -> Spec:
-        """Return a value as the file declares it, or as a loaded method does."""
+        """Return the Spec of a value from the file or from a loaded method."""
         if isinstance(value, Tensor):
             return Spec(name, value.dtype.value, value.sizes if value.bounded else None, value.dynamic)
         if isinstance(value, Var):
@@ -61,78 +60,78 @@ class Spec:
 
 
 class Signature:
-    """The inputs and outputs of a method, from the file or as loaded."""
+    """The inputs and outputs of a method from the file or of a loaded method."""
 
     def __init__(self, method: FileMethod | CompiledMethod) -> None:
-        takes: list[Any] = list(method.inputs)
-        gives: list[Any] = list(method.outputs)
+        inputs: list[Any] = list(method.inputs)
+        outputs: list[Any] = list(method.outputs)
         if isinstance(method, FileMethod):
-            takes, gives = [method.values[k] for k in takes], [method.values[k] for k in gives]
+            inputs, outputs = [method.values[k] for k in inputs], [method.values[k] for k in outputs]
         self.method = method.name
-        positional, self._named = _arguments(method.input_tree, takes)
-        self._result = _fitting(method.output_tree, len(gives))
+        positional, self._named = _arguments(method.input_tree, inputs)
+        self._result = _fitting(method.output_tree, len(outputs))
         nested = any(tree.kind != "leaf" for tree in positional)
-        word = "argument" if nested else "input"  # which are counted apart where one argument is several inputs
+        word = "argument" if nested else "input"  # an argument may consist of several inputs
         self._slots = [*((f"{word} {k}", tree) for k, tree in enumerate(positional)), *self._named.items()]
         names = [n for name, tree in self._slots for n in tree.paths(name)]
-        self.inputs = tuple([Spec.of(name, value) for name, value in zip(names, takes, strict=True)])
+        self.inputs = tuple([Spec.of(name, value) for name, value in zip(names, inputs, strict=True)])
         self.outputs = tuple(
-            [Spec.of(n, value) for n, value in zip(self._output_names(len(gives)), gives, strict=True)]
+            [Spec.of(n, value) for n, value in zip(self._output_names(len(outputs)), outputs, strict=True)]
         )
-        self.written = self._find_written(takes, gives)
-        self._make = self._maker(len(gives))
+        self.written = self._find_written(inputs, outputs)
+        self._make = self._maker(len(outputs))
         self._plain = all(tree.kind == "leaf" for _, tree in self._slots)
-        self._takes = takes
+        self._inputs = inputs
 
     def flatten(self, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> list[Any]:
-        """List the arguments of a call one by one, in the program's order.
+        """Return the arguments of a call as a flat list, in the program's order.
 
-        As many as the method has inputs are taken as they are. Otherwise tuples, lists and dicts are opened as they
-        were when the program was exported. A keyword input that takes one value only may be left out.
+        If there are as many as the method has inputs, they need no change. Otherwise tuples, lists and dicts are
+        flattened like those of the export. A keyword input with a fixed value may be left out.
         """
         if (
             not keywords
             and len(arguments) == len(self.inputs)
-            and (self._plain or not any(map(_is_container, arguments)))
+            and (self._plain or not any(isinstance(a, list | tuple | dict) for a in arguments))
         ):
             return list(arguments)
         slots = self._slots
         if len(arguments) > len(slots):
             raise self._wrong_count(len(slots), len(arguments))
-        given = dict(zip((name for name, _ in slots), arguments))
+        by_name = dict(zip((name for name, _ in slots), arguments))
         for name, value in keywords.items():
             if name not in self._named:
                 raise InvalidInput(f"{self.method} has no input called {name!r}: {self._by_name()}")
-            if name in given:
+            if name in by_name:
                 raise InvalidInput(f"{self.method} is given {name} twice, by position and by name")
-            given[name] = value
+            by_name[name] = value
         leaves: list[Any] = []
         for name, tree in slots:
-            if name in given:
-                tree.flatten(given[name], ((name, self.method),), leaves)
+            if name in by_name:
+                tree.flatten(by_name[name], ((name, self.method),), leaves)
                 continue
-            declared = self._takes[len(leaves) : len(leaves) + tree.leaves]
+            declared = self._inputs[len(leaves) : len(leaves) + tree.leaves]
             if name not in self._named or any(isinstance(value, Var | Tensor) for value in declared):
-                raise self._wrong_count(len(slots), len(given), missing=name)
+                raise self._wrong_count(len(slots), len(by_name), missing=name)
             leaves += declared
         return leaves
 
     def unflatten(self, results: list[Any]) -> Any:
-        """Return the outputs as the module returned them, without those that are inputs it writes.
+        """Return the outputs as the module returned them, without the inputs that it writes.
 
-        Where the file does not say, one output is itself and several are a tuple.
+        If the file has no structure, one output is returned itself, and several as a tuple.
         """
         return self._make(results)
 
-    def _find_written(self, takes: Sequence[Any], gives: Sequence[Any]) -> tuple[int, ...]:
+    def _find_written(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> tuple[int, ...]:
         """Return the positions of the inputs that the module writes: its first outputs, in this order."""
-        mutated = gives[: self._mutated(len(gives))]
-        places = [next((k for k, t in enumerate(takes) if t is g), None) for g in mutated]
-        written = [k for k in places if k is not None and isinstance(takes[k], Var | Tensor)]
+        mutated = outputs[: self._mutated(len(outputs))]
+        positions = [next((k for k, i in enumerate(inputs) if i is o), None) for o in mutated]
+        written = [k for k in positions if k is not None and isinstance(inputs[k], Var | Tensor)]
         return tuple(written) if len(written) == len(mutated) else ()
 
     def _mutated(self, count: int) -> int:
-        """Return how many of `count` outputs come before those that the module returned."""
+        """Return how many of `count` outputs precede those that the module returned."""
         return 0 if self._result is None else count - self._result.leaves
 
     def _maker(self, count: int) -> Callable[[Sequence[Any]], Any]:
@@ -143,8 +142,8 @@ class Signature:
         return (lambda results: (*results[:mutated], make(results))) if mutated and not self.written else make
 
     def __repr__(self) -> str:
-        takes, gives = (", ".join(f"{s.name}: {s}" for s in specs) for specs in (self.inputs, self.outputs))
-        return shown(f"{self.method}({takes}) -> {gives or 'nothing'}")
+        inputs, outputs = (", ".join(f"{s.name}: {s}" for s in specs) for specs in (self.inputs, self.outputs))
+        return shown(f"{self.method}({inputs}) -> {outputs or 'nothing'}")
 
     def _output_names(self, count: int) -> Iterator[str]:
         tree, mutated = self._result, self._mutated(count)
@@ -156,11 +155,11 @@ class Signature:
                 name = f"output {key}" if tree.kind != "dict" else key if isinstance(key, str) else f"output[{key!r}]"
                 yield from child.paths(name)
 
-    def _wrong_count(self, wanted: int, given: int, missing: str = "") -> InvalidInput:
+    def _wrong_count(self, expected: int, actual: int, missing: str = "") -> InvalidInput:
         shown = ", ".join(f"{s.name}: {s}" for s in self.inputs[:SHOWN]) + (", …" if len(self.inputs) > SHOWN else "")
         lacks = f", {missing} is missing" if missing in self._named else ""
-        inputs = f"{wanted} {'input' if len(self.inputs) == wanted else 'argument'}{'s'[: wanted != 1]}"
-        return InvalidInput(f"{self.method} takes {inputs}, {given} given{lacks}" + (f" ({shown})" if shown else ""))
+        inputs = f"{expected} {'input' if len(self.inputs) == expected else 'argument'}{'s'[: expected != 1]}"
+        return InvalidInput(f"{self.method} takes {inputs}, {actual} given{lacks}" + (f" ({shown})" if shown else ""))
 
     def _by_name(self) -> str:
         if self._named:
@@ -169,18 +168,14 @@ class Signature:
         return f"the file has no names of inputs; pass them in order: {shown}" if shown else "it takes no inputs"
 
 
-def _is_container(value: Any) -> bool:
-    return isinstance(value, list | tuple | dict)
-
-
 def _fitting(text: str, count: int) -> Tree | None:
-    """Return a tree that can group `count` outputs, of which the first may be mutated inputs."""
+    """Return the tree that groups `count` outputs, if it fits; the first of them may be mutated inputs."""
     tree = read_tree(text)
     return tree if tree is not None and tree.leaves <= count else None
 
 
 def _arguments(text: str, values: Sequence[Any]) -> tuple[list[Tree], dict[str, Tree]]:
-    """Return the trees of the positional inputs, and of those with a name; inputs that were appended have one."""
+    """Return the trees of the positional inputs and of the named inputs, including appended ones."""
     root = read_tree(text)
     if root is not None and [child.kind for child in root.children] == ["tuple", "dict"]:
         args, kwargs = root.children
@@ -189,3 +184,114 @@ def _arguments(text: str, values: Sequence[Any]) -> tuple[list[Tree], dict[str, 
         if sum(tree.leaves for tree in (*args.children, *named.values())) == len(values):
             return list(args.children), named
     return [Tree()] * len(values), {}
+
+
+Path: TypeAlias = tuple[Any, ...]  # (name of an argument, name of its method), then the keys to a part of it
+
+VERSION = 1
+MAX_DEPTH = 64
+_TUPLES = ("builtins.tuple", "collections.namedtuple", "torch.Size")
+_LISTS = ("builtins.list", "collections.deque", "torch.fx.immutable_collections.immutable_list")
+_DICTS = ("builtins.dict", "collections.OrderedDict", "collections.defaultdict")
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """A leaf or a container of trees, as PyTorch encodes it. Dicts have a key per child; `absent` keys hold None."""
+
+    kind: Literal["leaf", "tuple", "list", "dict"] = "leaf"
+    children: tuple[Tree, ...] = ()
+    keys: tuple[Any, ...] = ()
+    absent: tuple[str, ...] = ()
+
+    @property
+    def leaves(self) -> int:
+        """Count the leaves."""
+        return 1 if self.kind == "leaf" else sum(child.leaves for child in self.children)
+
+    def items(self) -> Iterator[tuple[Any, Tree]]:
+        """Return the children with their keys or numbers."""
+        return zip(self.keys or range(len(self.children)), self.children, strict=True)
+
+    def paths(self, name: str) -> Iterator[str]:
+        """Yield the name of each leaf of a value called `name`: x[0]['key']."""
+        if self.kind == "leaf":
+            yield name
+        for key, child in self.items():
+            yield from child.paths(f"{name}[{key!r}]")
+
+    def flatten(self, value: Any, path: Path, leaves: list[Any]) -> None:
+        """Append the leaves of `value`; raise InvalidInput, with its path, if it has another structure."""
+        if self.kind == "leaf":
+            leaves.append(value)
+        elif self.kind == "dict":
+            self._flatten_dict(value, path, leaves)
+        else:
+            is_sequence = isinstance(value, Sequence) and not isinstance(value, str)
+            if not is_sequence or len(value) != len(self.children):
+                actual = f"{len(value)} items" if is_sequence else type(value).__name__
+                raise InvalidInput(f"{_label(path)} must be a {self.kind} of {len(self.children)} items, not {actual}")
+            for k, (item, child) in enumerate(zip(value, self.children, strict=True)):
+                child.flatten(item, (*path, k), leaves)
+
+    def _flatten_dict(self, value: Any, path: Path, leaves: list[Any]) -> None:
+        if is_dataclass(value) and not isinstance(value, Mapping):
+            value = {key: getattr(value, key, None) for key in self.keys}
+        if not isinstance(value, Mapping) or set(value) - set(self.absent) != set(self.keys):
+            actual = f"with {list(value)}" if isinstance(value, Mapping) else type(value).__name__
+            raise InvalidInput(f"{_label(path)} must be a dict with the keys {list(self.keys)}, not {actual}")
+        for key, child in zip(self.keys, self.children, strict=True):
+            child.flatten(value[key], (*path, key), leaves)
+
+    def maker(self, first: int = 0) -> Callable[[Sequence[Any]], Any]:
+        """Return a function from results to a value of this structure, whose first leaf is result number `first`."""
+        keys: list[Any] = []
+        text = self._text(count(first), keys)
+        return eval(f"lambda r: {text}", {"k": keys})  # type: ignore[no-any-return]  # brackets and numbers only
+
+    def _text(self, numbers: Iterator[int], keys: list[Any]) -> str:
+        """Return a Python expression for a value, from the results `r` and the keys `k`."""
+        if self.kind == "leaf":
+            return f"r[{next(numbers)}]"
+        items = [child._text(numbers, keys) for child in self.children]
+        if self.kind != "dict":
+            return f"[{', '.join(items)}]" if self.kind == "list" else f"({''.join(f'{item}, ' for item in items)})"
+        items += ["None"] * len(self.absent)
+        pairs = [f"k[{len(keys) + n}]: {item}" for n, item in enumerate(items)]
+        keys += [*self.keys, *self.absent]
+        return f"{{{', '.join(pairs)}}}"
+
+
+def _label(path: Path) -> str:
+    (name, method), *keys = path
+    return f"{name}{''.join(f'[{key!r}]' for key in keys)} of {method}"
+
+
+def read_tree(text: str) -> Tree | None:
+    """Return the tree that a file contains; None if it has none, or one of another version."""
+    try:
+        version, root = json.loads(text)
+        return _node(root, MAX_DEPTH) if version == VERSION else None
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
+
+
+def _node(spec: Any, depth: int) -> Tree:
+    name, context = spec["type"], spec["context"]
+    if name is None:
+        return Tree()
+    if not depth:
+        raise ValueError("too deep")
+    children = tuple([_node(child, depth - 1) for child in spec["children_spec"]])
+    if name in _TUPLES:
+        return Tree("tuple", children)
+    if name in _LISTS:
+        return Tree("list", children)
+    keys: Any = json.loads(context) if isinstance(context, str) else context["dict_context"]
+    absent: Any = ()
+    if name not in _DICTS and len(keys) == 2 and all(isinstance(part, list) for part in keys):
+        keys, absent = keys  # a dataclass: its fields with a value, and those that are None
+    keys = tuple([tuple(key) if isinstance(key, list) else key for key in keys])
+    if len(keys) != len(children) or len({*keys, *absent}) != len(keys) + len(absent):
+        raise ValueError(f"{name} has {len(children)} items and the keys {keys}")
+    return Tree("dict", children, keys, tuple(absent))

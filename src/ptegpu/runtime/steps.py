@@ -1,4 +1,4 @@
-"""What kind of step an item of a method is, for those who report on methods. Needs no GPU library."""
+"""The kinds of a method's items, for reports. Needs no GPU library."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Kind = Literal["plan", "NumPy call", "scalar call", "jump", "move"]
 
 
 def kind_of(item: Item) -> Kind:
-    """Return what an item is: a plan of the GPU; or, on the host, a NumPy kernel, scalar arithmetic, a jump, a move."""
+    """Return the kind of an item: a plan on the GPU, or a NumPy kernel, scalar arithmetic, jump or move on the host."""
     if isinstance(item, Run):
         return "plan"
     if isinstance(item.instruction, Call):
@@ -21,7 +21,7 @@ def kind_of(item: Item) -> Kind:
 
 
 def name_of(item: Item) -> str:
-    """Return the operator of a call; the kind of anything else."""
+    """Return the operator of a call, and the kind of any other item."""
     if isinstance(item, Run) or not isinstance(item.instruction, Call):
         return kind_of(item)
     return item.instruction.op

@@ -8,7 +8,7 @@ import ray
 
 from ...errors import NoAdapter
 from ...gpu import Device, Engine
-from ...gpu.adapters import adapters
+from ...gpu.discovery import adapters
 
 
 def assigned(device: str | int | Device = "auto", engine: Engine = "auto") -> str | int | Device:

@@ -1,10 +1,20 @@
-"""Whether a plan fits a target, found before any GPU object is made. Knows no wgpu."""
+"""Checks before any GPU object is made: of a plan against its target, and of a call's inputs against the plan."""
 
 from __future__ import annotations
 
-from ..errors import DeviceError, LimitExceeded
-from ..plan.plan import ALIGN, OFFSET_ALIGN, Buffer, Dispatch, Expr, Plan, Port
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
+
+import numpy as np
+
+from ..errors import DeviceError, InvalidInput, LimitExceeded
+from ..plan.numbers import Item, Shapes
+from ..plan.plan import ALIGN, OFFSET_ALIGN, Buffer, Dispatch, Expr, Input, Plan, Port
 from ..plan.target import Target
+from .readback import DeviceTensor, staging_bytes
+
+Argument: TypeAlias = np.ndarray | DeviceTensor | int  # in the device's dtype
+Points: TypeAlias = Sequence[Mapping[str, int]]  # sizes and ints by name: "input 0[1]"
 
 _MAX_UNIFORM_BYTES = 65536  # of one uniform binding, on every adapter and in every browser
 _MAX_UNIFORM_BUFFERS = 12  # bound to one dispatch
@@ -19,20 +29,15 @@ def device_bytes(plan: Plan) -> int:
     return plan.device_bytes + largest
 
 
-def staging_bytes(nbytes: int) -> int:
-    """Return what an output takes in a staging buffer."""
-    return -(-nbytes // ALIGN) * ALIGN
-
-
 def first_bytes(plan: Plan, buffer: Buffer) -> bytes | memoryview:
-    """Return what a buffer of `plan` starts with; the rest of it is zeros."""
+    """Return the first bytes of a buffer of `plan`; the rest of it is zeros."""
     if buffer.role == "params":
         return plan.params[[b.name for b in plan.buffers if b.role == "params"].index(buffer.name)]
     return b"" if buffer.blob is None else plan.blobs[buffer.blob]
 
 
 def check(plan: Plan, target: Target) -> None:
-    """Raise LimitExceeded for what `target` cannot do, DeviceError for what no WebGPU device does."""
+    """Raise LimitExceeded if `target` cannot run `plan`, DeviceError if no WebGPU device can."""
     for kernel in plan.kernels:
         where = f"plan {plan.name}: kernel {kernel.name}"
         storage = sum(access != "uniform" for access in kernel.access)
@@ -77,18 +82,60 @@ def _check_dispatch(plan: Plan, dispatch: Dispatch, target: Target) -> None:
         _limit(where, "workgroups in one dimension", groups, target.max_groups, target)
     if len(dispatch.bindings) != len(kernel.access):
         raise DeviceError(f"{where} binds {len(dispatch.bindings)} buffers, its kernel has {len(kernel.access)}")
-    kinds: dict[int, bool] = {}  # buffer → whether it is written
+    written: dict[int, bool] = {}  # by buffer
     for binding, access in zip(dispatch.bindings, kernel.access, strict=True):
         buffer = plan.buffers[binding.buffer]
         largest = _MAX_UNIFORM_BYTES if access == "uniform" else target.max_binding_bytes
         _limit(f"{where}: binding of {buffer.name}", "bytes", binding.nbytes, largest, target)
         if binding.offset % OFFSET_ALIGN or binding.nbytes < 1 or binding.offset + binding.nbytes > buffer.nbytes:
-            place = f"{binding.nbytes} bytes at {binding.offset}"
-            raise DeviceError(f"{where} cannot bind {place} of {buffer.name} ({buffer.nbytes} bytes)")
-        if kinds.setdefault(binding.buffer, access == "write") != (access == "write"):
+            span = f"{binding.nbytes} bytes at {binding.offset}"
+            raise DeviceError(f"{where} cannot bind {span} of {buffer.name} ({buffer.nbytes} bytes)")
+        if written.setdefault(binding.buffer, access == "write") != (access == "write"):
             raise DeviceError(f"{where} binds {buffer.name} both to read and to write")
 
 
 def _limit(where: str, what: str, needed: int, allowed: int, target: Target) -> None:
     if needed > allowed:
         raise LimitExceeded(f"{where} needs {needed} {what}; {target.name} allows {allowed}")
+
+
+def sizes_of(inputs: Sequence[Argument]) -> tuple[Shapes, Item]:
+    """Return the shapes of inputs (the value of an int), and a function that reads their elements."""
+
+    def item(position: int, element: int) -> int:
+        value = inputs[position]
+        array = value.numpy() if isinstance(value, DeviceTensor) else np.asarray(value)
+        return int(array.reshape(-1)[element]) if 0 <= element < array.size else 0  # guards do not depend on it
+
+    return [x if isinstance(x, int) else x.shape for x in inputs], item
+
+
+def sizes_at(inputs: Sequence[Input], point: Mapping[str, int]) -> Shapes:
+    """Return the shapes of inputs at a point. A size that it does not name has its upper bound; an int is 0."""
+    return [
+        tuple(point.get(f"{i.name}[{d}]", n) for d, n in enumerate(i.shape)) if i.dtype else point.get(i.name, 0)
+        for i in inputs
+    ]
+
+
+def outgrows(shape: tuple[int, ...] | int, declared: Input) -> bool:
+    """Return whether an input of this shape is too large for its buffer."""
+    return not isinstance(shape, int) and declared.dynamic and any(map(int.__gt__, shape, declared.shape))
+
+
+def check_fits(number: int, declared: Input, value: Argument) -> None:
+    """Raise InvalidInput unless `value` can be input `number`."""
+    if declared.dtype is None:
+        if not isinstance(value, int):
+            raise InvalidInput(f"input {number} ({declared.name}) must be an int, not {type(value).__name__}")
+        return
+    if isinstance(value, int):
+        raise InvalidInput(f"input {number} ({declared.name}) must be a tensor, not the int {value}")
+    dtype = value.dtype.numpy if isinstance(value, DeviceTensor) else value.dtype
+    shape = tuple(value.shape)
+    fits = shape == declared.shape or (
+        declared.dynamic and len(shape) == len(declared.shape) and all(map(int.__le__, shape, declared.shape))
+    )
+    if dtype != declared.dtype.numpy or not fits:
+        expected = f"{declared.dtype.value}{' of at most ' if declared.dynamic else ''}{list(declared.shape)}"
+        raise InvalidInput(f"input {number} ({declared.name}) must be {expected}, not {dtype}{list(shape)}")
