@@ -18,7 +18,7 @@ from ptegpu.compiler.planner import Planner, planned
 from ptegpu.dtypes import DType
 from ptegpu.errors import ExecutionError, InvalidProgram, LimitExceeded, PtegpuError, ShapeError
 from ptegpu.graph.graph import Graph, Node, Sym, Tensor
-from ptegpu.graph.live import Item
+from ptegpu.graph.shape_rules import Item
 from ptegpu.plan.plan import Plan
 from ptegpu.plan.resolve import evaluated
 from ptegpu.plan.target import Target

@@ -20,7 +20,7 @@ from ptegpu.format.ptd import NamedTensor
 from ptegpu.graph import importer
 from ptegpu.graph.flat import FlatMethod
 from ptegpu.graph.importer import NamedData, array_of, import_method
-from ptegpu.graph.inline import PREPACK
+from ptegpu.graph.names import PREPACK
 from ptegpu.plan.method import Call, Jump, Move, Operand, Var, variables
 
 DATA = Path(__file__).parent.parent / "data"
@@ -153,7 +153,7 @@ def test_dynamic_values_and_symbolic_ints() -> None:
 def test_a_missing_data_file_is_asked_for() -> None:
     with pytest.raises(InvalidProgram) as error:
         imported("dynamic", "forward", "dynamic-1.ptd")
-    assert str(error.value).endswith("; give its .ptd file")
+    assert str(error.value).endswith(": pass its .ptd file")
 
 
 def tensor(*sizes: int, **more: Any) -> pte.Tensor:
@@ -204,7 +204,7 @@ def test_a_view_is_of_what_was_written_last_at_its_place() -> None:
 def test_a_place_shared_by_tensors_of_other_sizes_is_no_view() -> None:
     values = [tensor(4), tensor(4, place=(1, 0)), tensor(3, place=(1, 0)), tensor(3)]
     steps = [kernel("aten::abs.out", 0, 1, 1), kernel("aten::neg.out", 2, 3, 3)]
-    expected = "model.pte: value 2 lies where value 1 does, but is no view of it"
+    expected = "model.pte: value 2 shares the memory of value 1, but cannot be a view of it"
     assert expected == refused(method(values, [0], [3], *steps))
 
 
@@ -282,8 +282,8 @@ def named(data: bytes, dtype: DType | None = DType.F32, sizes: tuple[int, ...] |
 @pytest.mark.parametrize(
     "data, expected",
     [
-        ({}, "model.pte: v0 needs the data 'w', which no file given has; give its .ptd file"),
-        ({"w": memoryview(bytes(8))}, "model.pte: v0: the data 'w' has 8 bytes of 16"),
+        ({}, "model.pte: no file has the data 'w' of v0: pass its .ptd file"),
+        ({"w": memoryview(bytes(8))}, "model.pte: v0: the data 'w' has 8 bytes, expected 16"),
         ({"w": named(bytes(16), DType.I32)}, "model.pte: v0: the data 'w' is int32[4], not float32[4]"),
         ({"w": named(bytes(16), sizes=(2, 2))}, "model.pte: v0: the data 'w' is float32[2, 2], not float32[4]"),
     ],
@@ -346,7 +346,7 @@ def blobs_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_named_data_of_a_delegate_has_the_bytes_of_its_tensor(held: int) -> None:
     expected = (
         f"model.pte: delegate 0: constant 0 needs 16 bytes, and its data 'w' has {held}; "
-        "give the data that was exported with this program"
+        "pass the data that was exported with this program"
     )
     assert expected == refused(of_constants((4,), Constant(None, "w", 16)), {"w": memoryview(bytes(held))})
 
@@ -361,7 +361,7 @@ VALUES = (
     1,
 )
 ADD, UPLOAD = BlobCall(1, "aten.add.Tensor", (0, 3, 5, 1)), BlobCall(0, PREPACK, (2, 3))
-NO_VALUE = "which is no input, no constant and no result of a call before it"
+NO_VALUE = "which is neither an input, a constant nor the result of an earlier call"
 
 
 def with_blob(graph: BlobGraph) -> pte.Method:
@@ -402,23 +402,23 @@ F16, F32_IN_F16 = (BlobTensor(DType.F16, (4,), staging=s) for s in (DType.F16, D
 NOT_OF_AN_EXPORTER = {
     "an upload of nothing": (
         blob(BlobCall(7, PREPACK, (3,)), ADD),
-        "et_vk.prepack.default #7 has 1 values: it takes a constant and has one result",
+        "et_vk.prepack.default #7 has 1 values: expected a constant and one result",
     ),
     "an upload of two": (
         blob(BlobCall(7, PREPACK, (2, 2, 3)), ADD),
-        "et_vk.prepack.default #7 has 3 values: it takes a constant and has one result",
+        "et_vk.prepack.default #7 has 3 values: expected a constant and one result",
     ),
     "an upload of no constant": (
         blob(BlobCall(7, PREPACK, (4, 3)), ADD),
-        "et_vk.prepack.default #7 uploads d0.v4:float32[4], which is no constant",
+        "et_vk.prepack.default #7 uploads d0.v4:float32[4], which is not a constant",
     ),
     "an upload to an input": (
         blob(BlobCall(7, PREPACK, (2, 0)), ADD),
-        "et_vk.prepack.default #7 writes input 0:float32[4], which has a value already",
+        "et_vk.prepack.default #7 writes input 0:float32[4], which already has a value",
     ),
     "an upload as another shape": (
         blob(UPLOAD, ADD, v3=BlobTensor(DType.F32, (2, 2))),
-        "et_vk.prepack.default #0 makes float32[2, 2] of the constant d0.v2:float32[4]",
+        "et_vk.prepack.default #0 uploads the constant d0.v2:float32[4] to float32[2, 2]",
     ),
     "no upload": (blob(ADD), f"aten.add.Tensor #1 reads d0.v3:float32[4], {NO_VALUE}"),
     "an operator that reads its result": (
@@ -431,12 +431,12 @@ NOT_OF_AN_EXPORTER = {
     ),
     "an operator that writes an input": (
         blob(UPLOAD, replace(ADD, args=(0, 3, 5, 0)), outputs=(0,)),
-        "aten.add.Tensor #1 writes input 0:float32[4], which has a value already",
+        "aten.add.Tensor #1 writes input 0:float32[4], which already has a value",
     ),
     "an output that nothing writes": (blob(UPLOAD, ADD, outputs=(4,)), f"its output 0 is d0.v4:float32[4], {NO_VALUE}"),
     "an output twice": (
         blob(UPLOAD, ADD, outputs=(1, 1)),
-        "it has 2 outputs, the call takes 1; its output 0 is no new value of a buffer: it is there 2 times",
+        "it has 2 outputs, the call lists 1; output 0 cannot be a buffer's new value: it is listed 2 times",
     ),
     "an output that is overwritten": (
         blob(
@@ -447,7 +447,7 @@ NOT_OF_AN_EXPORTER = {
             v1=BlobTensor(DType.F32, (4,), memory=7),
             v4=BlobTensor(DType.F32, (4,), memory=7),
         ),
-        "it has 2 outputs, the call takes 1; its output 0 is no new value of a buffer: "
+        "it has 2 outputs, the call lists 1; output 0 cannot be a buffer's new value: "
         "aten.relu.default #2 overwrites it",
     ),
     "an input of another type": (

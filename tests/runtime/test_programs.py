@@ -376,7 +376,7 @@ def test_every_method_and_constant_methods() -> None:
 
 
 def test_constants_outside_the_program() -> None:
-    with pytest.raises(ptegpu.InvalidProgram, match=r"is in no file given; give its \.ptd file"):
+    with pytest.raises(ptegpu.InvalidProgram, match=r"no file has the data .+: pass its \.ptd file"):
         ptegpu.load(DATA / "dynamic.pte")
     with ptegpu.load(DATA / "dynamic.pte", data=[DATA / "dynamic-0.ptd", DATA / "dynamic-1.ptd"]) as program:
         assert program.methods == ("forward",)

@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 from ..errors import LimitExceeded, PtegpuError
 from ..graph.graph import Graph, Shape, Sym, Tensor, Value
-from ..graph.live import evaluate
+from ..graph.shape_rules import evaluate
 from ..passes.memory import ConstantKey, Memory, plan_memory
 from ..plan.target import Target
 

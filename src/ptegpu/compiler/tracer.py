@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from ..errors import InvalidProgram, PtegpuError
 from ..graph.graph import Graph, Sym, Tensor, Value
-from ..graph.live import evaluate
+from ..graph.shape_rules import evaluate
 from ..limits import tick
 from ..plan.plan import Expr, Number
 from ..sizes import Size, Trace
