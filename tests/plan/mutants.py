@@ -9,7 +9,7 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
-from ptegpu.plan.layout import ALIGN, HEAD, MAGIC
+from ptegpu.plan.bundle import ALIGN, HEAD, MAGIC
 
 ODD: tuple[Any, ...] = (
     *(-1, 0, 1, 2, 3, 5, 7, 255, 2**31 - 1, 2**31, 2**32, 2**53, 2**63, 2**64, 10**30, -(2**31), -(2**63)),

@@ -27,8 +27,7 @@ from ptegpu.format import source as sources
 from ptegpu.gpu import Device, open_device
 from ptegpu.models.text import LanguageModel
 from ptegpu.plan import save
-from ptegpu.plan.bundle import Bundle
-from ptegpu.plan.layout import HEAD, MANIFEST
+from ptegpu.plan.bundle import HEAD, MANIFEST, Bundle
 from ptegpu.plan.read import load
 from ptegpu.plan.save import save_web, to_bytes
 from ptegpu.plan.target import CLASSES, Target
@@ -421,7 +420,7 @@ def test_a_variant_says_what_it_needs_in_the_words_of_webgpu() -> None:
     assert told["info"] == {"subgroupMinSize": 32, "subgroupMaxSize": 32}
     assert told["limits"]["maxComputeWorkgroupStorageSize"] == 32768
     assert (variant_needs(Target(), [])["features"], variant_needs(Target(), [])["info"]) == ([], {})
-    with pytest.raises(InvalidInput, match="which no browser has"):
+    with pytest.raises(InvalidInput, match="which no browser supports"):
         variant_needs(Target(matrices=("f16 f32 16x16x16",)), [])
 
 
@@ -516,34 +515,34 @@ def shorten(folder: Path) -> None:
     ("harm", "message"),
     [
         (lambda folder: (folder / "shard-001.bin").unlink(), "shard-001.bin is missing"),
-        (swap, "shard-000.bin is not the file that it should be"),
-        (shorten, "shard-001.bin is not the file that it should be"),
+        (swap, "shard-000.bin is not the file that bundle.json lists"),
+        (shorten, "shard-001.bin is not the file that bundle.json lists"),
         (outside, "its list of files is wrong"),
         (lambda folder: (folder / "variant-1.json").unlink(), "variant-1.json is missing"),
-        (lambda folder: (folder / "variant-1.json").write_bytes(b"{}"), "variant-1.json is not the file that it"),
-        (lambda folder: replaced(folder, b"{"), "no JSON"),
-        (lambda folder: replaced(folder, b"[]"), r"variants\[1\] is no object"),
+        (lambda folder: (folder / "variant-1.json").write_bytes(b"{}"), "variant-1.json is not the file that bundle"),
+        (lambda folder: replaced(folder, b"{"), "invalid JSON"),
+        (lambda folder: replaced(folder, b"[]"), r"variants\[1\] is not an object"),
         (lambda folder: replaced(folder, b"{}"), r"variants\[1\].kernels is "),
-        (lambda folder: replaced(folder, b'{"kernels":[]}'), r"variants\[1\].methods is no list"),
+        (lambda folder: replaced(folder, b'{"kernels":[]}'), r"variants\[1\].methods is not a list"),
         (lambda folder: rewrite(folder, lambda d: d["variants"][1].pop("file")), "its list of files is wrong"),
         (
             lambda folder: rewrite(folder, lambda d: d["variants"][1]["bytes"].__setitem__("buffers", 1)),
-            r"variants\[1\] does not say what it needs",
+            r"variants\[1\] lists other memory needs than its plans have",
         ),
-        (lambda folder: rewrite(folder, lambda d: d.__setitem__("variants", [])), "it is for no target"),
-        (lambda folder: rewrite(folder, lambda d: d["shards"][0].__setitem__(0, "..")), "is not the file that it"),
+        (lambda folder: rewrite(folder, lambda d: d.__setitem__("variants", [])), "it has no targets"),
+        (lambda folder: rewrite(folder, lambda d: d["shards"][0].__setitem__(0, "..")), "is not the file that bundle"),
         (
             lambda folder: rewrite(folder, lambda d: d["shards"][0].__setitem__(0, "a\0b")),
             "is missing",
         ),
         (lambda folder: rewrite(folder, lambda d: d["shards"].pop()), "it refers to bytes that it does not have"),
-        (lambda folder: rewrite(folder, lambda d: d.pop("shards")), "shards is no list"),
+        (lambda folder: rewrite(folder, lambda d: d.pop("shards")), "shards is not a list"),
         (
             lambda folder: rewrite(folder, lambda d: d["shards"].append(d["shards"][0])),
             "shard-000.bin is listed twice",
         ),
-        (lambda folder: (folder / MANIFEST).write_bytes(b"[" * 9999), "no JSON"),
-        (lambda folder: (folder / MANIFEST).write_bytes(b"\xff"), "no JSON"),
+        (lambda folder: (folder / MANIFEST).write_bytes(b"[" * 9999), "invalid JSON"),
+        (lambda folder: (folder / MANIFEST).write_bytes(b"\xff"), "invalid JSON"),
         (
             lambda folder: rewrite(folder, lambda d: d.__setitem__("version", 1)),
             "format version 1, this ptegpu reads 2",
@@ -601,7 +600,7 @@ def test_what_is_hardly_a_file(data: bytes) -> None:
     [
         ([], "not a ptegpu bundle"),
         ({"format": "ptegpu-bundle"}, "format version None"),
-        ({"format": "ptegpu-bundle", "version": 1}, "blobs is no list"),
+        ({"format": "ptegpu-bundle", "version": 1}, "blobs is not a list"),
         ({"format": "ptegpu-bundle", "version": 1, "blobs": [[0, 1]]}, "refers to bytes that it does not have"),
         ({"format": "ptegpu-bundle", "version": 1, "blobs": [[False, 0]]}, "refers to bytes that it does not have"),
     ],
@@ -614,15 +613,15 @@ def test_documents_that_are_not_bundles(document: Any, message: str) -> None:
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        ([["const", 0.5, 0]], "is row N, no whole number"),
-        ([["const", 2, 0], ["div", "N", "N"]], "is row N, no whole number"),
+        ([["const", 0.5, 0]], "is row N, which is not an int"),
+        ([["const", 2, 0], ["div", "N", "N"]], "is row N, which is not an int"),
         ([["const", float("nan"), 0]], "row N is the number nan"),
         ([["add", "N", "N"]], "row N's first operand is"),
         ([["const", 2**50, 0], ["mul", "N", "N"], ["mul", "N", "N"], ["mul", "N", "N"]], "can be too large"),
         ([["size", 0, 9]], "row N's dimension is 9, there are 2"),
         ([["size", -1, 0]], "row N's input is -1"),
-        ([["pow", 0, 0]], "row N is 'pow'"),
-        ([["add", True, 0]], "what is no row"),
+        ([["pow", 0, 0]], "row N has the unknown operator 'pow'"),
+        ([["add", True, 0]], "has an invalid row"),
     ],
 )
 def test_rows_that_are_wrong(rows: list[list[Any]], message: str) -> None:

@@ -15,8 +15,8 @@ from ..ops import REGISTRY
 from ..ops.elementwise import ROUND
 from ..ops.views import CLONE
 from ..passes import REWRITES
+from ..plan.device_arrays import to_device
 from ..plan.method import Call, Operand, Var, variables
-from ..plan.narrow import to_device
 
 
 class Joined:

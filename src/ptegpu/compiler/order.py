@@ -22,8 +22,8 @@ from ..errors import PtegpuError
 from ..graph.flat import FlatMethod
 from ..limits import may_fold
 from ..ops import REGISTRY
+from ..plan.device_arrays import seen
 from ..plan.method import Call, Instruction, Jump, Move, Operand, Var, variables
-from ..plan.narrow import seen
 from ..portable import PORTABLE
 from ..portable.host import on_host, run
 

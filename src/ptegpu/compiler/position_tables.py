@@ -19,8 +19,8 @@ from ..ops.lookup import facts_of, operands
 from ..ops.moves import SLICE
 from ..ops.prefix_stable import Dims
 from ..ops.spans import fits
+from ..plan.device_arrays import seen
 from ..plan.method import Call, Operand, Var, variables
-from ..plan.narrow import seen
 from ..portable.host import run
 from .order import Known, reads, replace
 

@@ -1,41 +1,13 @@
-"""Plans and bundles as plain data, the adapter they are made for, and how a runner evaluates them."""
+"""Plans and bundles as plain data, the adapters they are compiled for, and how a runner evaluates them."""
 
-from typing import TYPE_CHECKING
-
-from ..lazy import lazy
-from .dialect import source
+from .bundle import Bundle, find_bundle
+from .device_arrays import from_device, to_device
+from .directives import source
+from .method import Call, CompiledMethod, Host, Instruction, Item, Jump, Move, Operand, Run, Var, variables
+from .numbers import Many, needed
 from .plan import Binding, Buffer, Copy, Dispatch, Family, Input, Kernel, Plan, Port, plain
+from .resolve import Resolver, chosen, evaluated
 from .target import CLASSES, Cache, DeviceClass, Precision, Target, check_cache, check_precision
-
-if TYPE_CHECKING:
-    from .bundle import Bundle
-    from .method import Call, CompiledMethod, Host, Instruction, Item, Jump, Move, Operand, Run, Var, variables
-    from .narrow import from_device, to_device
-    from .numbers import Many, needed
-    from .read import find_bundle
-    from .resolve import Resolver, chosen, evaluated
-
-_LAZY = {
-    ".bundle": ["Bundle"],
-    ".method": [
-        "Call",
-        "CompiledMethod",
-        "Host",
-        "Instruction",
-        "Item",
-        "Jump",
-        "Move",
-        "Operand",
-        "Run",
-        "Var",
-        "variables",
-    ],
-    ".narrow": ["from_device", "to_device"],
-    ".numbers": ["Many", "needed"],
-    ".read": ["find_bundle"],
-    ".resolve": ["Resolver", "chosen", "evaluated"],
-}
-__getattr__ = lazy(__name__, {name: module for module, names in _LAZY.items() for name in names})
 
 __all__ = [
     "CLASSES",

@@ -11,8 +11,8 @@ import numpy as np
 
 from ..dtypes import DType
 from ..errors import InvalidInput
+from ..plan.device_arrays import from_device
 from ..plan.method import Var
-from ..plan.narrow import from_device
 from .signature import Spec
 
 KINDS = "pass a NumPy array, a torch tensor, an object with DLPack, a list or a number"

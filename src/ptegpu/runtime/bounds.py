@@ -14,7 +14,7 @@ import numpy as np
 
 from ..dtypes import DType
 from ..errors import IndexOutOfRange, InvalidProgram
-from ..plan.narrow import span
+from ..plan.device_arrays import span
 from ..plan.plan import VALUES, Bound, Expr, Number, Plan
 
 Value = Callable[[Number], int]

@@ -14,8 +14,8 @@ from ..errors import ExecutionError, InvalidInput, OutOfMemory
 from ..gpu import Device, DeviceTensor, Pending, SharedConstants
 from ..gpu.inputs import Points
 from ..limits import Budget, exceeded, tick
+from ..plan.device_arrays import clipped, from_device, seen, to_device
 from ..plan.method import Call, CompiledMethod, Host, Item, Jump, Move, Operand, Run, Var
-from ..plan.narrow import clipped, from_device, seen, to_device
 from ..progress import Progress, silent
 from .arrays import Kind, as_array, assign, check_writable, fits
 from .runner import Extend, PlanRunner
