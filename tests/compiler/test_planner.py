@@ -12,7 +12,7 @@ from tests.cases import sizes_of
 from tests.families import hold, points
 from tests.graphs import Sketch
 
-from ptegpu.compiler import sample as sampling
+from ptegpu.compiler import size_grid as sampling
 from ptegpu.compiler import tracer as module
 from ptegpu.compiler.planner import Planner, planned
 from ptegpu.dtypes import DType

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import ptegpu.compiler.position_tables as position_tables
-from ptegpu.compiler.partition import Host, cut
+from ptegpu.compiler.partition import HostStep, cut
 from ptegpu.dtypes import DType
 from ptegpu.graph.flat import FlatMethod
 from ptegpu.plan.method import Call, Instruction, Operand, Var
@@ -48,7 +48,7 @@ class Code:
         linear = FlatMethod("forward", [self.x], [], self.calls)
         items, unsupported = cut(linear)
         assert not unsupported
-        host = [i.instruction.op for i in items if isinstance(i, Host) and isinstance(i.instruction, Call)]
+        host = [i.instruction.op for i in items if isinstance(i, HostStep) and isinstance(i.instruction, Call)]
         made = [
             a for c in linear.code if isinstance(c, Call) for a in c.args if isinstance(a, Var) and a.data is not None
         ]
@@ -103,6 +103,6 @@ def test_what_does_not_fit_32_bits_or_is_too_large_is_no_table(monkeypatch: pyte
     wide = code.call("aten.mul.Scalar", code.buckets(code.arange(code.size(0))), 2**40, sizes=(MOST,))
     code.call("aten.index_select.default", code.x, 0, wide, dtype=F32, sizes=(MOST, MOST))
     assert "aten.log.default" in code.on_host()[0]
-    monkeypatch.setattr(position_tables, "LARGEST", 4 * MOST - 1)
+    monkeypatch.setattr(position_tables, "MAX_TABLE_BYTES", 4 * MOST - 1)
     code = Code()
     assert "aten.log.default" in code.on_host(code.buckets(code.arange(code.size(0))))[0]

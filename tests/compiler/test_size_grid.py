@@ -13,7 +13,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from ptegpu.compiler import sample as sampling
+from ptegpu.compiler import size_grid as sampling
 from ptegpu.compiler.size_grid import MAX_INTS, Point, SizeGrid
 from ptegpu.sizes import Table, Trace
 
@@ -189,6 +189,6 @@ def test_the_most_of_a_size_is_within_the_guards_of_its_trace() -> None:
     trace = Trace(grid.table)
     size: Any = trace.at(x, 3)
     assert size < 12
-    assert 22 == grid.most(size * 2, trace)  # by ranges
+    assert 22 == grid.largest_value(size * 2, trace)  # by ranges
     grid.lay_out([])
-    assert 22 == grid.most(size * 2, trace)  # by points
+    assert 22 == grid.largest_value(size * 2, trace)  # by points

@@ -8,7 +8,7 @@ import torch
 from tests.exporting import export
 
 import ptegpu
-from ptegpu.compiler.zero_tests import ask_factors
+from ptegpu.compiler.zero_tests import replace_zero_tests
 from ptegpu.dtypes import DType
 from ptegpu.graph.flat import FlatMethod
 from ptegpu.plan.method import Call, Host, Instruction, Operand, Var
@@ -28,7 +28,7 @@ def call(op: str, *args: Operand, out: Var) -> Call:
 def operators(code: list[Instruction], *outputs: Var) -> list[str]:
     given = {v for i in code if isinstance(i, Call) for v in i.args if isinstance(v, Var) and v.kind == "input"}
     linear = FlatMethod("forward", list(given), list(outputs), code)
-    ask_factors(linear)
+    replace_zero_tests(linear)
     return [i.op for i in linear.code if isinstance(i, Call)]
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ptegpu.compiler.data import named_data
 from ptegpu.compiler.partition import mutates
+from ptegpu.compiler.program import named_data
 from ptegpu.dtypes import DType
 from ptegpu.errors import InvalidProgram, UnsupportedProgram
 from ptegpu.format import pte, read_program

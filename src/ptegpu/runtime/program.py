@@ -25,8 +25,8 @@ from .signature import Spec
 
 if TYPE_CHECKING:
     from ..compiler.append import Append
-    from ..compiler.data import Data, Source
     from ..compiler.planner import Points, Sizes
+    from ..compiler.program import Data, Source
     from .metadata import MethodMeta
     from .profile import Profile
 
@@ -98,8 +98,7 @@ def open_program(
             device, target = options.open()
             chosen = _methods_of(bundle.methods_for(target), methods)
             return Program(bundle, chosen, device, first, budget, options.progress)
-        from ..compiler.data import read_all
-        from ..compiler.program import cut_methods, plan_methods, read_source
+        from ..compiler.program import cut_methods, plan_methods, read_all, read_source
 
         if beside is None:
             shared = _Shared(read_source(source), read_all(data))  # type: ignore[arg-type]

@@ -158,7 +158,7 @@ def test_a_write_to_what_is_read_is_an_error_of_the_lowering() -> None:
     planner.memory.buffer_of[y] = planner.memory.buffer_of[x]
     with pytest.raises(TypeError) as error:
         planner.cover()
-    expected = "aten.relu.default #0: kernel aten.relu.default would write a buffer it also binds otherwise"
+    expected = "aten.relu.default #0: kernel aten.relu.default would write a buffer that it also binds elsewhere"
     assert expected == str(error.value)
 
 
