@@ -45,4 +45,4 @@ def test_ints_of_64_bits_do_not_wrap(content: bytes, inputs: tuple[list[int], ..
 def test_what_fits_stays_on_the_gpu() -> None:
     content = delegate("aten.argmax.default", T((3, 4)), -1, False)
     (cut,) = cut_methods(read_source(content)).values()
-    assert 1 == len(cut.joined.graphs) == len(cut.items)
+    assert 1 == len(cut.graphs) == len(cut.items)

@@ -8,7 +8,7 @@ import torch
 from tests.exporting import export
 
 import ptegpu
-from ptegpu.compiler.zero_tests import replace_zero_tests
+from ptegpu.compiler.int64 import replace_zero_tests
 from ptegpu.dtypes import DType
 from ptegpu.graph.flat import FlatMethod
 from ptegpu.plan.method import Call, Host, Instruction, Operand, Var

@@ -163,10 +163,10 @@ class _ServingRewrite:
             self.written[cache] = value
             self.cache_writes.update(c.outs)
         elif c.op in WITH_CACHE and c.args[5] in self.starts:
-            self._attend(c, *c.args[:5], *c.args[7:])
+            self._attend(c, c.args[:3], c.args[3:5], *c.args[7:])
         elif c.op in OVER_CACHE and c.args[3] in self.starts and all(v in self.written for v in _vars(c.args[1:3])):
             new = [self.written[v] for v in _vars(c.args[1:3])]
-            self._attend(c, c.args[0], *new, *c.args[1:3], *c.args[4:])
+            self._attend(c, (c.args[0], *new), c.args[1:3], *c.args[4:])
         else:
             self._refuse(f"{c.where} uses the position in an unsupported way")
 
@@ -186,11 +186,8 @@ class _ServingRewrite:
     def _attend(
         self,
         c: Call,
-        q: Operand,
-        k: Operand,
-        v: Operand,
-        keys: Operand,
-        values: Operand,
+        qkv: Sequence[Operand],
+        caches: Sequence[Operand],
         mask: Operand = None,
         dropout: Operand = 0.0,
         causal: Operand = False,
@@ -198,8 +195,8 @@ class _ServingRewrite:
     ) -> None:
         if mask is not None or not causal or dropout:
             self._refuse(f"{c.where} has a mask, or is not causal")
-        pages = [self._paged(cache) for cache in _vars((keys, values))]
-        self.code.append(replace(c, op=ATTEND, args=(q, k, v, *pages, self.rows, self.tables, scale)))
+        pages = [self._paged(cache) for cache in _vars(caches)]
+        self.code.append(replace(c, op=ATTEND, args=(*qkv, *pages, self.rows, self.tables, scale)))
 
     def _paged(self, cache: Var) -> Var:
         if cache not in self.caches:
@@ -237,17 +234,15 @@ class _ServingRewrite:
             new = Call(VIEW, (rows, shape), first.outs, f"{first.where}, of the rows wanted")
         else:
             new = replace(first, args=(rows, *first.args[1:]))
-        rest = [new, *(self._of_any_length(c) for c in self.code[place + 1 :])]
+        rest = [new]
+        for c in self.code[place + 1 :]:
+            if c.op == VIEW and self.lengths & set(variables(c.args[1])):  # a shape with the number of tokens
+                c = replace(c, args=(c.args[0], tuple(-1 if n in self.lengths else n for n in c.args[1])))  # type: ignore[union-attr]
+            rest.append(c)
         for v in (v for c in rest for v in c.outs if first.op in ROW_TAKING):  # there was one row
             v.dynamic = True
             v.sizes = (self.length, *v.sizes[1:]) if len(v.sizes) == 2 else (1, self.length, *v.sizes[2:])
         return [*self.code[:place], take, *rest]
-
-    def _of_any_length(self, c: Call) -> Call:
-        """Return a view without the number of tokens in its shape; other calls stay as they are."""
-        if c.op != VIEW or not self.lengths & set(variables(c.args[1])):
-            return c
-        return replace(c, args=(c.args[0], tuple(-1 if n in self.lengths else n for n in c.args[1])))  # type: ignore[union-attr]
 
     def _refuse(self, reason: str) -> NoReturn:
         raise UnsupportedProgram(f"{self.flat.name} cannot serve several sequences at once: {reason}")

@@ -28,13 +28,12 @@ from ..portable.host import on_host
 from ..printing import shown
 from ..progress import Progress
 from .append import Append, append_calls
-from .delegate_int64 import restore_int64
+from .int64 import replace_zero_tests, restore_int64
 from .order import writes
 from .partition import Part, Stretch, check_dims, mutates, partition
 from .partition import cut as cut_code
 from .planner import Planner, Points, Sizes
-from .stretches import Join, Joined, join, read_by, written_by
-from .zero_tests import replace_zero_tests
+from .stretches import Joined, join, read_by, written_by
 
 MAX_EXACT_BYTES = 1 << 20  # constants of a stretch that the host may have to run
 
@@ -48,7 +47,7 @@ class Cut:
 
     flat: FlatMethod
     items: Sequence[Part]
-    joined: Join
+    graphs: Mapping[int, Joined]  # by the positions of stretches among the items
 
 
 def plan_program(
@@ -197,10 +196,10 @@ def plan_methods(
     _check_names(cuts, sizes or {})
     names = {} if names is None else names
     compiled, planners = {}, {}
-    total, done = sum(len(c.joined.graphs) for c in cuts.values()), 0
+    total, done = sum(len(c.graphs) for c in cuts.values()), 0
     for name, cut in cuts.items():
         method_planners: dict[int, Planner] = {}
-        for k, joined in cut.joined.graphs.items():
+        for k, joined in cut.graphs.items():
             if progress is not None:
                 progress(joined.graph.name, done, total)
             dynamic = [v.dynamic or v.dtype is None for v in joined.inputs]
@@ -220,7 +219,7 @@ def plan_methods(
 def _check_names(cuts: Mapping[str, Cut], sizes: Sizes) -> None:
     """Raise InvalidInput unless every name in `sizes` is a dynamic size."""
     names: list[str] = []
-    for joined in (j for c in cuts.values() for j in c.joined.graphs.values()):
+    for joined in (j for c in cuts.values() for j in c.graphs.values()):
         for var, value in zip(joined.inputs, joined.graph.inputs, strict=True):
             if isinstance(value, Sym):
                 names.append(value.name)
@@ -240,41 +239,30 @@ def _compiled(name: str, cut: Cut, planners: Mapping[int, Planner]) -> CompiledM
     plans = {k: planner.plan() for k, planner in planners.items()}
     for k, part in enumerate(parts):
         if isinstance(part, Stretch):
-            joined = cut.joined.graphs[k]
-            ends = tuple(joined.inputs), tuple(joined.outputs), tuple(cut.joined.read[k])
+            joined = cut.graphs[k]
             checked = any(v.dtype is DType.I64 and not i.index for v, i in zip(joined.inputs, plans[k].inputs))
-            exact = _exact(part, joined, cut.joined.states[k]) if checked else ()
-            items.append(Run(numbers[k], *ends, exact))
+            exact = _exact(part, joined) if checked else ()
+            items.append(Run(numbers[k], tuple(joined.inputs), tuple(joined.outputs), joined.on_host, exact))
             continue
         instruction = part.instruction
         by_shape = isinstance(instruction, Call) and _by_shape(instruction)
         if isinstance(instruction, Jump):
             instruction = replace(instruction, target=bisect_left(starts, instruction.target))
         items.append(Host(instruction, part.by_size, by_shape))
-    inner = set[Var]().union(*cut.joined.states.values())
+    inner = {v for joined in cut.graphs.values() for v in joined.states}
     touched = (v for i in flat.code if isinstance(i, Call) for v in (*variables(i.args), *i.outs) if v.kind == "state")
     states = tuple(dict.fromkeys(v for v in touched if v not in inner))
     early = [p for p in parts if not isinstance(p, Stretch) and p.by_size]
     others = [p for p in parts if isinstance(p, Stretch) or not p.by_size]
     read = {v for p in others for v in read_by(p)}.union(*map(variables, flat.outputs))
-    kept = tuple(v for p in early for v in written_by(p) if v in read)
+    results = tuple(v for p in early for v in written_by(p) if v in read)
     written = {v for p in parts for v in written_by(p)}
-    given = tuple(v for v in flat.inputs if isinstance(v, Var) and v not in written)
-    return CompiledMethod(
-        name,
-        tuple(flat.inputs),
-        tuple(flat.outputs),
-        flat.input_tree,
-        flat.output_tree,
-        tuple(items),
-        tuple(plans.values()),
-        states,
-        kept,
-        given,
-    )
+    unwritten = tuple(v for v in flat.inputs if isinstance(v, Var) and v not in written)
+    signature = tuple(flat.inputs), tuple(flat.outputs), flat.input_tree, flat.output_tree
+    return CompiledMethod(name, *signature, tuple(items), tuple(plans.values()), states, results, unwritten)
 
 
-def _exact(stretch: Stretch, joined: Joined, states: set[Var]) -> tuple[Host, ...]:
+def _exact(stretch: Stretch, joined: Joined) -> tuple[Host, ...]:
     """Return a stretch's calls for the host, for int64 inputs beyond 32 bits; empty if it cannot or should not run.
 
     It cannot run calls without NumPy kernels, states that live on the GPU, or delegates, whose ints have 32 bits.
@@ -285,7 +273,7 @@ def _exact(stretch: Stretch, joined: Joined, states: set[Var]) -> tuple[Host, ..
     served = all(on_host(c) and len(writes(c)) == len(c.outs) for c in stretch.calls)
     complete = {v for c in stretch.calls for v in c.outs}.issuperset(joined.outputs)
     delegated = any(v.narrowed for v in (*used, *(v for c in stretch.calls for v in c.outs)))
-    if states or delegated or not served or not complete or nbytes > MAX_EXACT_BYTES:
+    if joined.states or delegated or not served or not complete or nbytes > MAX_EXACT_BYTES:
         return ()
     return tuple(Host(c, by_shape=_by_shape(c)) for c in stretch.calls)
 

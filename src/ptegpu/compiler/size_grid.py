@@ -22,24 +22,11 @@ MAX_VALUES = 64  # of one size in a sample
 MAX_INTS = 1024  # values of an int that is not a size
 
 
-class Point:
+class Point(Many):
     """The values of a table's rows at one set of sizes, given those of `sources`. By default all data is 0."""
 
     def __init__(self, table: Table, sources: Mapping[int, int], item: Item = lambda _, __: 0) -> None:
-        self.table, self._values, self._item = table, dict(sources), item
-
-    def __getitem__(self, row: int) -> int:
-        if row not in self._values:
-            for k in needed(self.table.rows, [row]):
-                if k not in self._values:
-                    op, a, b = self.table.rows[k]
-                    if op == "item":
-                        self._values[k] = self._item(int(b), self._values[int(a)])
-                    elif op == "const":
-                        self._values[k] = a  # type: ignore[assignment]
-                    else:
-                        self._values[k] = SCALAR[op](self._values[int(a)], self._values[int(b)])
-        return self._values[row]
+        super().__init__(table.rows, sources, SCALAR, item)
 
     def satisfies(self, guards: Iterable[int]) -> bool:
         """Return whether all guards hold here."""

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -32,25 +31,19 @@ class Joined:
     graph: Graph
     inputs: list[Var]
     outputs: list[Var]
+    states: set[Var]  # states inside the graph
+    on_host: tuple[int, ...] = ()  # positions of the outputs that the host reads
 
 
-class Join(NamedTuple):
-    """The graphs of a method's stretches, by their positions among the items."""
-
-    graphs: dict[int, Joined]
-    states: dict[int, set[Var]]  # states inside the graph
-    read: dict[int, list[int]]  # positions of the outputs that the host reads
-
-
-def join(flat: FlatMethod, parts: list[Part]) -> Join:
-    """Return a graph for each stretch, with the outputs that other items, the host or the caller need."""
+def join(flat: FlatMethod, parts: list[Part]) -> dict[int, Joined]:
+    """Return the graphs of stretches by position, with the outputs that other items, the host or the caller need."""
     touched = [read_by(part).union(written_by(part)) for part in parts]
     read = [read_by(part) for part in parts]
     finals = {v for o in flat.outputs for v in variables(o)}
     users = Counter(v for slots in touched for v in slots)
     readers = Counter(v for slots in read for v in slots)
     on_host = finals.union(*(slots for slots, part in zip(read, parts, strict=True) if not isinstance(part, Stretch)))
-    joined = Join({}, {}, {})
+    joined: dict[int, Joined] = {}
     for k, part in enumerate(parts):
         if not isinstance(part, Stretch):
             continue
@@ -60,9 +53,8 @@ def join(flat: FlatMethod, parts: list[Part]) -> Join:
         carried = _read_before_written(part)
         used = {v for v in written if v in finals or v in carried or readers[v] > (v in read[k])}
         outputs = [v for v in written if (v not in states and (v in used or v.kind == "state")) or v in finals]
-        joined.states[k] = states
-        joined.read[k] = [p for p, v in enumerate(outputs) if v in on_host]
-        joined.graphs[k] = build(f"{flat.name}.{k}", part.calls, outputs, states)
+        positions = tuple(p for p, v in enumerate(outputs) if v in on_host)
+        joined[k] = replace(build(f"{flat.name}.{k}", part.calls, outputs, states), on_host=positions)
     return joined
 
 
@@ -214,4 +206,4 @@ class _GraphBuilder:
         graph.writebacks = [(old, new) for old, new in pairs if isinstance(new, Tensor) and new is not old]
         for rewrite in REWRITES:
             rewrite(graph)
-        return Joined(graph, self.inputs, outputs)
+        return Joined(graph, self.inputs, outputs, self.states)

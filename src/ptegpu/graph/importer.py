@@ -95,27 +95,26 @@ class _Importer:
             raise UnsupportedProgram(*problems)
 
     def _chain(self, chain: list[Effect], code: list[Instruction]) -> None:
-        starts: list[int] = []
-        jumps: list[tuple[int, int]] = []  # (position in code, index of the target in the chain)
+        start, starts = len(code), list[int]()
         for number, (instruction, reads, writes) in enumerate(chain):
             starts.append(len(code))
             self._find_views(reads, code)
             for value_id in writes:
                 self._write(value_id)
             if isinstance(instruction, pte.KernelCall):
-                code.append(self._kernel(instruction, reads, writes, number))
+                args, outs = tuple(map(self.operand, reads)), tuple(map(self.slot, writes))
+                name = instruction.operator
+                code.append(Call(functional(name), args, outs, f"{name} #{number}"))
             elif isinstance(instruction, pte.DelegateCall):
-                code.extend(self._delegate(instruction.delegate, reads, writes))
+                where = f"delegate {instruction.delegate}"
+                inliner = Inliner(self._blob(instruction.delegate), self.named_data, where, self.path)
+                code.extend(inliner.run(list(map(self.operand, reads)), list(map(self.slot, writes))))
             elif isinstance(instruction, pte.MoveCall):
                 code.append(self._move(instruction))
             elif isinstance(instruction, pte.JumpFalse):
-                jumps.append((len(code), instruction.destination))
-                code.append(Jump(self.operand(instruction.condition), 0))
+                code.append(Jump(self.operand(instruction.condition), instruction.destination))
         starts.append(len(code))
-        for position, destination in jumps:
-            jump = code[position]
-            assert isinstance(jump, Jump)
-            code[position] = Jump(jump.condition, starts[destination])
+        code[start:] = [Jump(i.condition, starts[i.target]) if isinstance(i, Jump) else i for i in code[start:]]
 
     def _effects(self) -> list[list[Effect]]:
         """Return the chains of instructions, each with the values it reads and writes."""
@@ -273,11 +272,6 @@ class _Importer:
             return args[:-2], args[-1:]
         return args[:-1], args[-1:]
 
-    def _kernel(self, call: pte.KernelCall, ids: Ids, outs: Ids, number: int) -> Call:
-        name = functional(call.operator)
-        where = f"{call.operator} #{number}"
-        return Call(name, tuple(self.operand(i) for i in ids), tuple(self.slot(i) for i in outs), where)
-
     def _move(self, move: pte.MoveCall) -> Move:
         """Return a move; raise InvalidProgram unless the source has the dtype and sizes that the target declares."""
         source, target = self.operand(move.source), self.slot(move.target)
@@ -295,10 +289,6 @@ class _Importer:
             tick()
             self.blobs[place] = read_delegate(delegate.blob, base=delegate.offset, path=self.path)
         return self.blobs[place]
-
-    def _delegate(self, index: int, ids: Ids, outs: Ids) -> list[Instruction]:
-        inliner = Inliner(self._blob(index), self.named_data, f"delegate {index}", self.path)
-        return inliner.run([self.operand(i) for i in ids], [self.slot(i) for i in outs])
 
     def _mark_states(self, flat: FlatMethod) -> None:
         """Make states of constants that are written, and of planned tensors that are read before they are written.

@@ -110,10 +110,19 @@ _ARRAYS: dict[str, Callable[[Any, Any], Any]] = {
 
 
 class Many:
-    """The values of rows at many points at once, as cached arrays. `sources` has the sizes, ints and items."""
+    """The cached values of rows, from those in `sources`: arrays for many points, or numbers with `SCALAR` operators.
 
-    def __init__(self, rows: Sequence[Row], sources: Mapping[int, np.ndarray]) -> None:
-        self._rows = rows
+    `item` reads elements of inputs. Without it, a row that depends on an element raises KeyError.
+    """
+
+    def __init__(
+        self,
+        rows: Sequence[Row],
+        sources: Mapping[int, Any],
+        operators: Mapping[str, Callable[[Any, Any], Any]] = _ARRAYS,
+        item: Item | None = None,
+    ) -> None:
+        self._rows, self._operators, self._item = rows, operators, item
         self._values: dict[int, Any] = dict(sources)
 
     def __getitem__(self, row: int) -> Any:
@@ -121,7 +130,12 @@ class Many:
             for k in needed(self._rows, [row]):
                 if k not in self._values:
                     op, a, b = self._rows[k]
-                    if op not in _ARRAYS and op != "const":
+                    if op == "item" and self._item is not None:
+                        self._values[k] = self._item(int(b), self._values[int(a)])
+                    elif op != "const" and op not in self._operators:
                         raise KeyError(k)
-                    self._values[k] = a if op == "const" else _ARRAYS[op](self._values[int(a)], self._values[int(b)])
+                    else:
+                        self._values[k] = (
+                            a if op == "const" else self._operators[op](self._values[int(a)], self._values[int(b)])
+                        )
         return self._values[row]
