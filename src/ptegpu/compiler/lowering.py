@@ -11,7 +11,7 @@ from typing import Any
 
 from ..errors import LimitExceeded, PtegpuError, quoted
 from ..graph.graph import Node, Tensor
-from ..kernels.wgsl import SYM_VECTORS, KernelSpec
+from ..kernels.wgsl import SYM_VECTORS
 from ..ops.pointwise import cast
 from ..ops.registry import Dispatch as Launch
 from ..ops.registry import Scratch
@@ -101,7 +101,10 @@ class Lowering:
             if t.dtype is not storage.dtype:
                 raise TypeError(f"{node.name}: kernel {spec.kernel.name} reads {storage.dtype.value}, {t!r} is not")
         bindings = [self._binding(t) for t in (*step.read, *writes)]
-        _check_aliasing(node, spec, bindings)
+        reads = {b.buffer for b in bindings[: len(spec.reads)]}
+        written = [b.buffer for b in bindings[len(spec.reads) :]]
+        if reads & set(written) or len(set(written)) < len(written):
+            raise TypeError(f"{node.name}: kernel {spec.kernel.name} would write a buffer that it also binds elsewhere")
         block, patches = writer.block(spec, step.groups, dict(step.params))
         bindings.append(block)
         if spec.reads_syms:
@@ -115,7 +118,6 @@ class Lowering:
         label = step.label or node.name
         grid = number(x), number(y)
         outlasting = {writer.index(b) for b in writer.persistent.values()} if step.once else set[int]()
-        written = [b.buffer for b in bindings[len(step.read) : len(step.read) + len(writes)]]
         once = step.once and outlasting.issuperset(written)
         once = once and not patches and not spec.reads_syms and all(isinstance(n, int) for n in grid)
         self.dispatches.append(Dispatch(kernel, tuple(bindings), grid, label, *figures, patches, once))
@@ -125,10 +127,3 @@ class Lowering:
     def _binding(self, t: Tensor) -> Binding:
         buffer = self._scratch.get(t) or self.writer.memory.buffer_of[t]
         return Binding(self.writer.index(buffer), 0, buffer.nbytes)
-
-
-def _check_aliasing(node: Node, spec: KernelSpec, bindings: list[Binding]) -> None:
-    reads = {b.buffer for b in bindings[: len(spec.reads)]}
-    writes = [b.buffer for b in bindings[len(spec.reads) :]]
-    if reads & set(writes) or len(set(writes)) < len(writes):
-        raise TypeError(f"{node.name}: kernel {spec.kernel.name} would write a buffer that it also binds elsewhere")

@@ -88,7 +88,10 @@ class SizeGrid:
                 classes.pinned |= fixed
                 self.anchors |= {g} if fixed else set()
         if self.points:
-            self.columns, self.complete = self._listed(), False
+            for row, name in self.names.items():
+                values = [p.get(name, self._largest(row) or 0) for p in self.points]
+                self.columns[row] = np.array(values, np.int64)
+            self.complete = False
         else:
             self.columns, self.complete = self._product(classes, deciding)
             if classes.join_products(self.table, guards):
@@ -151,13 +154,6 @@ class SizeGrid:
     def _largest(self, row: int) -> int | None:
         """Return the largest value of a size; None for an int."""
         return int(self.table.ranges[row][1]) if self.table.rows[row][0] == "size" else None
-
-    def _listed(self) -> dict[int, np.ndarray]:
-        """Return the columns of `points`."""
-        return {
-            row: np.array([p.get(name, self._largest(row) or 0) for p in self.points], np.int64)
-            for row, name in self.names.items()
-        }
 
     def _product(self, classes: SizeClasses, deciding: Iterable[int]) -> tuple[dict[int, np.ndarray], bool]:
         """Return the columns of the product of all values, and whether the program allows no other values."""

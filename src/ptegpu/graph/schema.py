@@ -257,10 +257,6 @@ def _int(a: Any) -> int:
     return a.value if isinstance(a, Sym) else a if isinstance(a, Size) else int(_scalar(a))  # type: ignore[return-value]
 
 
-def _float(a: Any) -> float:
-    return real(a.value if isinstance(a, Sym) else _scalar(a))
-
-
 def _number(a: Any) -> Number:
     return a.value if isinstance(a, Sym) else _scalar(a)
 
@@ -271,19 +267,17 @@ def _str(a: Any) -> str:
     return a
 
 
-def _either(a: Any) -> Any:
-    return _tensor(a) if isinstance(a, Tensor | np.ndarray | np.generic) else _number(a)
-
-
 _CONVERTERS: dict[Kinds, Convert] = {
     frozenset({Any}): lambda a: a,
     frozenset({_Options}): lambda a: None,
     frozenset({Tensor}): _tensor,
     frozenset({int}): _int,
-    frozenset({float}): _float,
+    frozenset({float}): lambda a: real(_number(a)),
     frozenset({bool}): lambda a: bool(int(_scalar(a))),
     frozenset({str}): _str,
     frozenset({int, float}): _number,
     frozenset({int, Sym}): lambda a: a if isinstance(a, Sym) else _int(a),
-    frozenset({Tensor, int, float}): _either,
+    frozenset({Tensor, int, float}): lambda a: (
+        _tensor(a) if isinstance(a, Tensor | np.ndarray | np.generic) else _number(a)
+    ),
 }

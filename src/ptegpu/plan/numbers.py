@@ -130,12 +130,12 @@ class Many:
             for k in needed(self._rows, [row]):
                 if k not in self._values:
                     op, a, b = self._rows[k]
-                    if op == "item" and self._item is not None:
+                    if op == "const":
+                        self._values[k] = a
+                    elif op in self._operators:
+                        self._values[k] = self._operators[op](self._values[int(a)], self._values[int(b)])
+                    elif op == "item" and self._item is not None:
                         self._values[k] = self._item(int(b), self._values[int(a)])
-                    elif op != "const" and op not in self._operators:
-                        raise KeyError(k)
                     else:
-                        self._values[k] = (
-                            a if op == "const" else self._operators[op](self._values[int(a)], self._values[int(b)])
-                        )
+                        raise KeyError(k)
         return self._values[row]

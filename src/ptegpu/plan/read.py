@@ -247,9 +247,12 @@ class _MethodReader:
             plan = record.field("run", int)
             if not 0 <= plan < len(plans):
                 damaged(f"{self.where} has no plan {plan}")
-            exact = tuple(self.exact(h) for h in record.records("exact")) if "exact" in values else ()
+            exact = [self.item(i, (), 0) for i in record.records("exact")] if "exact" in values else []
+            calls = tuple(i for i in exact if isinstance(i, Host) and isinstance(i.instruction, Call))
+            if len(calls) < len(exact):
+                damaged(f"{self.where} has an exact item that is not a call")
             inputs, outputs = (self.vars(record.items(name)) for name in ("inputs", "outputs"))
-            run = Run(plan, inputs, outputs, record.field("read", tuple[int, ...]), exact)
+            run = Run(plan, inputs, outputs, record.field("read", tuple[int, ...]), calls)
             self.check_run(run, plans[plan])
             return run
         by_size, by_shape = (record.field(name, bool, False) for name in ("by_size", "by_shape"))
@@ -266,14 +269,6 @@ class _MethodReader:
         if "jump" not in values or not 0 <= target <= count:
             damaged(f"{self.where} has an invalid item")
         return Host(Jump(self.operand(values["jump"]), target))
-
-    def exact(self, record: Record) -> Host:
-        """Return one of the calls that replace a plan on the host."""
-        if "call" not in record.values:
-            damaged(f"{self.where} has an exact item that is not a call")
-        call = self.item(record, (), 0)
-        assert isinstance(call, Host)
-        return call
 
     def check_run(self, run: Run, plan: Plan) -> None:
         """Raise InvalidProgram unless the slots of a run fit the inputs and outputs of its plan."""
