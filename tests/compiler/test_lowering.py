@@ -225,7 +225,7 @@ def words_of(plan: Plan) -> list[int]:
 
 
 def words(plan: Plan) -> tuple[object, ...]:
-    """What the syms buffer holds."""
+    """Return the contents of the syms buffer."""
     (family,) = plan.families
     return family.words
 
@@ -258,11 +258,11 @@ def tables() -> PlanWriter:
 
 
 def block(spec: KernelSpec, groups: int, values: dict[str, Any]) -> bytes:
-    made = tables()
-    binding, patches = made.block(spec, groups, values)
+    writer = tables()
+    binding, patches = writer.block(spec, groups, values)
     assert () == patches
-    assert (0, len(made.images[0])) == (binding.offset, binding.nbytes)
-    return bytes(made.images[0])
+    assert (0, len(writer.images[0])) == (binding.offset, binding.nbytes)
+    return bytes(writer.images[0])
 
 
 def test_the_block_of_parameters() -> None:

@@ -1,4 +1,4 @@
-"""What a node's outputs are: rules that cannot compute, and graphs that declare something else, are named."""
+"""The shape rules of nodes: errors name rules that fail, and graphs that declare other shapes."""
 
 from __future__ import annotations
 

@@ -136,7 +136,7 @@ class _BundleReader:
         methods: dict[str, CompiledMethod] = {}
         constants: dict[str, Buffer] = {}
         for record in variant.records("methods"):
-            method = _MethodReader(record, kernels, self.blobs).method()
+            method = _CompiledMethodReader(record, kernels, self.blobs).method()
             if method.name in methods:
                 damaged(f"it has two methods {method.name}")
             methods[method.name] = method
@@ -181,7 +181,7 @@ def _read_value(value: Any, where: str) -> Any:
     return literal(value, where)
 
 
-class _MethodReader:
+class _CompiledMethodReader:
     def __init__(self, record: Record, kernels: tuple[Kernel, ...], blobs: list[memoryview]) -> None:
         self.record, self.kernels, self.blobs, self.where = record, kernels, blobs, record.where
         self.slots = [self.slot(s) for s in record.records("slots")]
