@@ -1,4 +1,4 @@
-"""Operator calls appended to a method when it is loaded, so that they join its last plan.
+"""Operator calls appended to a method when it is loaded, as part of its last plan.
 
     def largest(tail: Tail) -> None:
         (token,) = tail.call("aten.argmax.default", tail.outputs[0], -1, False, gives=[(DType.I32, (1,))])
