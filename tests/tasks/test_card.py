@@ -54,7 +54,7 @@ def test_facts_are_read_as_they_were_written(card: Card) -> None:
         ({"task": "poetry"}, "not one of feature-extraction"),
         ({"text": {"length": 4, "batch": 1}}, "image-classification takes image"),
         ({"image": None}, "image-classification takes image"),
-        ({"labels": "cat"}, "no list"),
+        ({"labels": "cat"}, "expected a list"),
         ({"secret": 1}, "expected the fields of a Card"),
         ({"image": {**json.loads(PICTURES.json())["image"], "height": 1 << 30}}, "pictures of"),
         ({"image": {**json.loads(PICTURES.json())["image"], "std": [0.0, 1.0, 1.0]}}, "mean, std and scale are"),
