@@ -15,7 +15,7 @@ import pytest
 
 from ptegpu.errors import KernelError
 from ptegpu.gpu.pipelines import PipelineCache
-from ptegpu.plan.dialect import source
+from ptegpu.plan.directives import source
 from ptegpu.plan.plan import Kernel
 
 os.environ["PTEGPU_CACHE"] = "off"  # no test depends on what was once measured on this machine

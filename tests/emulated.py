@@ -24,7 +24,7 @@ from unittest.mock import patch
 
 from ptegpu.gpu.device import Device
 from ptegpu.kernels.tensor_core_blocks import LANES, NEEDS
-from ptegpu.plan import dialect
+from ptegpu.plan import directives
 from ptegpu.plan.plan import Kernel
 from ptegpu.plan.target import CLASSES
 
@@ -45,15 +45,15 @@ _NUMBER = re.compile(r"(?<![\w.])(\d+)u\b")
 @contextmanager
 def adapter(gpu: Device) -> Iterator[Device]:
     """The device, with a target that has matrices, while the context lasts."""
-    real, source = gpu.target, dialect.source
+    real, source = gpu.target, directives.source
 
-    def emulated(kernel: Kernel, spoken: dialect.Dialect) -> str:
+    def emulated(kernel: Kernel, spoken: directives.Dialect) -> str:
         if "matrices" not in kernel.needs or spoken == "tint":
             return source(kernel, spoken)
         return "enable f16;\n" + emulate(kernel.wgsl)
 
     target = replace(real, matrices=NEEDS, subgroup_size=LANES, device_class=CLASSES["discrete"])
-    with patch.object(gpu, "target", target), patch.object(dialect, "source", emulated):
+    with patch.object(gpu, "target", target), patch.object(directives, "source", emulated):
         yield gpu
 
 

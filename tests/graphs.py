@@ -13,7 +13,7 @@ from ptegpu.dtypes import DType
 from ptegpu.errors import ExecutionError
 from ptegpu.graph.graph import Arg, Graph, Sym, Tensor, Value, flatten
 from ptegpu.graph.graph import Node as GraphNode
-from ptegpu.graph.live import evaluate
+from ptegpu.graph.shape_rules import evaluate
 from ptegpu.ops.pointwise import pointwise
 from ptegpu.ops.registry import REGISTRY, OpDef, Out, Parameter, Steps
 from ptegpu.passes.memory import Memory

@@ -8,8 +8,8 @@ from ptegpu.plan.target import Target
 from ptegpu.runtime.method import MethodRunner
 
 
-def method_of(made: pte.Method, path: str | None = None) -> MethodRunner:
-    outers, _ = plan_methods({made.name: cut_method(made, {}, path)}, Target())
-    found = MethodRunner(outers[made.name])
-    found.reset()
-    return found
+def method_of(method: pte.Method, path: str | None = None) -> MethodRunner:
+    outers, _ = plan_methods({method.name: cut_method(method, {}, path)}, Target())
+    runner = MethodRunner(outers[method.name])
+    runner.reset()
+    return runner

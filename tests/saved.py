@@ -59,7 +59,7 @@ class Program:
             host = [i.op if isinstance(i, KernelCall) else type(i).__name__ for i in waiting]
             assert host == list(self.host), f"on the host: {host}"
             cuts = cut_methods(read_source(self.data)).values()
-            graphs = [joined.graph for cut in cuts for joined in cut.joined.graphs.values()]
+            graphs = [joined.graph for cut in cuts for joined in cut.graphs.values()]
             assert len(graphs) == self.graphs, f"{len(graphs)} graphs on the GPU"
             ran = Counter(name for g in graphs for n in g.nodes for name in _operators(n.op.name))
             found = {op: ran[_operators(op)[0]] for op in self.operators}

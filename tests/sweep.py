@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from ptegpu.compiler.join import join
 from ptegpu.compiler.partition import partition
 from ptegpu.compiler.program import Cut, plan_methods
+from ptegpu.compiler.stretches import join
 from ptegpu.dtypes import DType
 from ptegpu.errors import ExecutionError, InvalidInput, InvalidProgram, LimitExceeded, PtegpuError, UnsupportedProgram
 from ptegpu.gpu import SharedConstants

@@ -211,7 +211,7 @@ def test_the_worked_example_is_what_the_code_prints() -> None:
     page = (ROOT / "docs" / "architecture.md").read_text("utf-8")
     whole, rows = map(json.loads, re.findall(r"^```json\n(.*?)^```", page, re.MULTILINE | re.DOTALL))
     file = export(Worked(), (torch.ones(2, 3),))
-    (joined,) = cut_methods(read_source(file))["forward"].joined.graphs.values()
+    (joined,) = cut_methods(read_source(file))["forward"].graphs.values()
     saved = to_bytes(ptegpu.compile(file))
     assert repr(joined.graph) in page
     assert f"{len(file):,} bytes" in page and f"{len(saved):,} bytes" in page

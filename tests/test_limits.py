@@ -16,8 +16,8 @@ from tools.bombs import STRICT, call
 
 import ptegpu
 from ptegpu import limits as module
-from ptegpu.compiler.build import build
 from ptegpu.compiler.program import cut_method, plan_methods
+from ptegpu.compiler.stretches import build
 from ptegpu.dtypes import DType
 from ptegpu.errors import ExecutionError, InvalidInput, InvalidProgram, LimitExceeded, OutOfMemory
 from ptegpu.format import pte, source

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ptegpu.plan.dialect import source
+from ptegpu.plan.directives import source
 from ptegpu.plan.plan import Kernel
 from tests import tint
 

@@ -1,6 +1,6 @@
 """Compiles WGSL under Tint, the compiler of Chrome, through Dawn's null backend: no GPU and no driver is touched.
 
-`check(sources)` is for tests; sources carry their `enable` lines (`ptegpu.plan.dialect.source(kernel, "tint")`).
+`check(sources)` is for tests; sources carry their `enable` lines (`ptegpu.plan.directives.source(kernel, "tint")`).
 """
 
 from __future__ import annotations

@@ -94,7 +94,7 @@ def test_sizes_make_it_smaller(invoke: Invoke, data: Path, tmp_path: Path) -> No
         (
             ["--size", "x[0]=3"],
             1,
-            "the program has no size 'x[0]' that may change; those that may: input 0[0], input 0[1]",
+            "unknown dynamic size 'x[0]'; dynamic sizes are: input 0[0], input 0[1]",
         ),
         (["--size", "x"], 2, "'x' is not of the form 'input 0[1]=1..512'"),
         (["--target", "no such GPU"], 1, "No adapter has 'no such GPU' in its name."),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.graphs import Sketch
 
-from ptegpu.compiler.dims import check_dims
+from ptegpu.compiler.partition import check_dims
 from ptegpu.compiler.planner import Planner
 from ptegpu.dtypes import DType
 from ptegpu.errors import InvalidProgram

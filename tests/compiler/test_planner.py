@@ -12,13 +12,13 @@ from tests.cases import sizes_of
 from tests.families import hold, points
 from tests.graphs import Sketch
 
-from ptegpu.compiler import sample as sampling
+from ptegpu.compiler import size_grid as sampling
 from ptegpu.compiler import tracer as module
 from ptegpu.compiler.planner import Planner, planned
 from ptegpu.dtypes import DType
 from ptegpu.errors import ExecutionError, InvalidProgram, LimitExceeded, PtegpuError, ShapeError
 from ptegpu.graph.graph import Graph, Node, Sym, Tensor
-from ptegpu.graph.live import Item
+from ptegpu.graph.shape_rules import Item
 from ptegpu.plan.plan import Plan
 from ptegpu.plan.resolve import evaluated
 from ptegpu.plan.target import Target
@@ -30,7 +30,7 @@ def unread(position: int, element: int) -> int:
 
 @pytest.fixture
 def runs(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
-    """How often each node's shape rule ran, by the node's name."""
+    """Count the runs of each node's shape rule, by the node's name."""
     counted: Counter[str] = Counter()
     original = module.evaluate
 
@@ -42,13 +42,13 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
     yield counted
 
 
-def dynamic(graph: Graph, **how: Any) -> Planner:
-    return Planner(graph, Target(), [True] * len(graph.inputs), **how)
+def dynamic(graph: Graph, **options: Any) -> Planner:
+    return Planner(graph, Target(), [True] * len(graph.inputs), **options)
 
 
-def shapes_of(plan: Plan, *given: Any) -> list[Any]:
+def shapes_of(plan: Plan, *sizes: Any) -> list[Any]:
     """The shapes of the outputs, and the ints among them, for inputs of these shapes (ints: these values)."""
-    outputs = evaluated(plan, given, unread).families[0].outputs
+    outputs = evaluated(plan, sizes, unread).families[0].outputs
     return [o if isinstance(o, int) else o.shape for o in outputs]
 
 
@@ -119,9 +119,9 @@ def test_an_int_that_is_read_from_data_makes_one_plan() -> None:
     planner = dynamic(s.returns(item, following)).cover()
     plan = planner.plan()
     for value in (5, 5, -9):
-        given = [np.array([value], np.int32)]
-        assert (value, value + 1) == evaluated(plan, *sizes_of(given)).families[0].outputs
-        planner.extend(*sizes_of(given))
+        inputs = [np.array([value], np.int32)]
+        assert (value, value + 1) == evaluated(plan, *sizes_of(inputs)).families[0].outputs
+        planner.extend(*sizes_of(inputs))
     assert planner.plan() == plan
 
 
@@ -134,9 +134,9 @@ def joining() -> Graph:
     return s.returns(last)
 
 
-def refused(planner: Planner, given: Sequence[Any], error: type[Exception]) -> str:
+def refused(planner: Planner, sizes: Sequence[Any], error: type[Exception]) -> str:
     with pytest.raises(error) as caught:
-        planner.extend(given, unread)
+        planner.extend(sizes, unread)
     return str(caught.value)
 
 
@@ -184,7 +184,7 @@ def test_a_symbolic_int_beyond_32_bits_is_refused() -> None:
 
 
 def products() -> Graph:
-    """Products whose kernels are others for few rows, in front of what is the same at any size."""
+    """Return a graph of products with special kernels for few rows, before nodes that are the same at any size."""
     s = Sketch()
     x = s.tensor("aten.relu.default", s.input(40, 64))
     for _ in range(2):
@@ -255,13 +255,13 @@ def test_a_graph_of_fixed_shapes_that_is_wrong_raises_at_once() -> None:
     y.max_shape = y.shape = (5, 3)
     with pytest.raises(InvalidProgram) as wrong:
         planned(s.returns(y), Target())
-    said = "aten.relu.default #0 gives [4, 3], the program says [5, 3]: it contradicts itself, so export it again"
-    assert said == str(wrong.value)
+    message = "aten.relu.default #0 gives [4, 3], the program says [5, 3]: it contradicts itself, so export it again"
+    assert message == str(wrong.value)
 
 
 @pytest.mark.parametrize("rows", [(5, 7), (3, 5, 7)])
 def test_a_dynamic_graph_that_is_wrong_at_every_size_raises_at_once(rows: tuple[int, ...]) -> None:
-    """Whether one comparison tells, or all sizes have to be tried."""
+    """Test both a single comparison and a search over all sizes."""
     s = Sketch()
     x = s.input(8, 4)
     y = s.tensor("aten.relu.default", x)
@@ -290,16 +290,16 @@ def sliced_by_data(width: int = 4) -> Graph:
 def test_shapes_of_a_static_graph_may_come_from_data() -> None:
     plan = Planner(sliced_by_data(), Target(), ahead=True).cover().plan()
     for end in range(-9, 10):
-        given = [np.zeros((8, 4), np.float32), np.array([end], np.int32)]
-        (out,) = evaluated(plan, *sizes_of(given)).outputs
+        inputs = [np.zeros((8, 4), np.float32), np.array([end], np.int32)]
+        (out,) = evaluated(plan, *sizes_of(inputs)).outputs
         assert (len(range(8)[:end]), 4) == out.shape
 
 
 def test_a_declared_shape_that_is_wrong_is_told_in_numbers() -> None:
     with pytest.raises(InvalidProgram) as wrong:
         Planner(sliced_by_data(width=5), Target()).cover()
-    said = "aten.slice_copy.Tensor #1 gives [up to 8, 4], the program says [8, 5]"
-    assert f"{said}: it contradicts itself, so export it again" == str(wrong.value)
+    message = "aten.slice_copy.Tensor #1 gives [up to 8, 4], the program says [8, 5]"
+    assert f"{message}: it contradicts itself, so export it again" == str(wrong.value)
 
 
 def unbounded() -> Graph:
@@ -371,7 +371,7 @@ def test_what_a_kernel_refuses_at_some_sizes_runs_at_others() -> None:
 
 
 def test_after_any_error_the_planner_serves_what_it_did() -> None:
-    """What is refused in between changes nothing of what a size gets."""
+    """Refused sizes in between do not change the plan of a size."""
     graph = joining()
     planner, rng = dynamic(graph).cover(), np.random.default_rng(0)
     first = planner.plan()

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import ptegpu.compiler.position_tables as position_tables
-from ptegpu.compiler.partition import Host, cut
+from ptegpu.compiler.partition import HostStep, cut
 from ptegpu.dtypes import DType
 from ptegpu.graph.flat import FlatMethod
 from ptegpu.plan.method import Call, Instruction, Operand, Var
@@ -34,7 +34,7 @@ class Code:
         return self.call("aten.arange.start_step", start, end, step, sizes=(MOST,))
 
     def buckets(self, positions: Var) -> Var:
-        """As int64 of logarithms, which only the host has."""
+        """Return int64 of logarithms, which only the host computes."""
         logs = self.call("aten.log.default", self.floats(positions), dtype=F32, sizes=positions.sizes)
         return self.call("aten._to_copy.default", logs, sizes=positions.sizes)
 
@@ -42,17 +42,17 @@ class Code:
         return self.call("aten._to_copy.default", x, dtype=F32, sizes=x.sizes)
 
     def on_host(self, *results: Var) -> tuple[list[str], list[np.ndarray]]:
-        """What the host runs when the method adds these, as floats, to its input, and the tables that were made."""
+        """Return the host's calls in a method that adds these, as floats, to its input; and the tables."""
         for v in results:
             self.call("aten.add.Tensor", self.x, self.floats(v), dtype=F32, sizes=(MOST, MOST))
         linear = FlatMethod("forward", [self.x], [], self.calls)
         items, unsupported = cut(linear)
         assert not unsupported
-        host = [i.instruction.op for i in items if isinstance(i, Host) and isinstance(i.instruction, Call)]
-        made = [
+        host = [i.instruction.op for i in items if isinstance(i, HostStep) and isinstance(i.instruction, Call)]
+        tables = [
             a for c in linear.code if isinstance(c, Call) for a in c.args if isinstance(a, Var) and a.data is not None
         ]
-        return host, [a.data for a in made if a.data is not None]
+        return host, [a.data for a in tables if a.data is not None]
 
 
 def test_positions_that_only_the_host_can_compute_become_a_table() -> None:
@@ -94,8 +94,8 @@ def test_what_smaller_sizes_change_is_computed_for_each(what: str) -> None:
         steps = code.call("aten.add.Tensor", steps, code.arange(code.size(1)), sizes=(MOST,))
     else:
         steps = code.call("aten.flip.default", steps, (0,), sizes=(MOST,))
-    host, made = code.on_host(code.buckets(steps))
-    assert "aten.log.default" in host and not made
+    host, tables = code.on_host(code.buckets(steps))
+    assert "aten.log.default" in host and not tables
 
 
 def test_what_does_not_fit_32_bits_or_is_too_large_is_no_table(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,6 +103,6 @@ def test_what_does_not_fit_32_bits_or_is_too_large_is_no_table(monkeypatch: pyte
     wide = code.call("aten.mul.Scalar", code.buckets(code.arange(code.size(0))), 2**40, sizes=(MOST,))
     code.call("aten.index_select.default", code.x, 0, wide, dtype=F32, sizes=(MOST, MOST))
     assert "aten.log.default" in code.on_host()[0]
-    monkeypatch.setattr(position_tables, "LARGEST", 4 * MOST - 1)
+    monkeypatch.setattr(position_tables, "MAX_TABLE_BYTES", 4 * MOST - 1)
     code = Code()
     assert "aten.log.default" in code.on_host(code.buckets(code.arange(code.size(0))))[0]

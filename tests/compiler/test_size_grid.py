@@ -13,7 +13,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from ptegpu.compiler import sample as sampling
+from ptegpu.compiler import size_grid as sampling
 from ptegpu.compiler.size_grid import MAX_INTS, Point, SizeGrid
 from ptegpu.sizes import Table, Trace
 
@@ -111,10 +111,10 @@ def test_sizes_that_hang_together_through_a_view_come_together_and_apart(b: int,
         grid.lay_out([view])
         both = points(grid, *x[:2], *y)
         assert any((r, c) != (i, j) for r, c, i, j in both)
-        together = {(r, c) for r, c, i, j in both if (r, c) == (i, j)}
-        assert {(0, 0), (1, 1), (b, t)} <= together
-        assert (b, t, b, t) in both[-1:] or (b, t) in together
-        assert grid.mask([view]).sum() >= len(together)
+        joined = {(r, c) for r, c, i, j in both if (r, c) == (i, j)}
+        assert {(0, 0), (1, 1), (b, t)} <= joined
+        assert (b, t, b, t) in both[-1:] or (b, t) in joined
+        assert grid.mask([view]).sum() >= len(joined)
     assert not grid.anchors  # the guard names no size itself
 
 
@@ -122,9 +122,9 @@ def test_products_of_constants_pin_their_factors_in_a_second_part_of_the_grid() 
     """x (rows, 4, 8) viewed as (rows, 32): 4 · 8 = 32 only where both are as large as they can be."""
     grid, ((rows, a, b),), _ = grid_of([[3, 4, 8]])
     grid.lay_out([grid.table.add("eq", product(grid.table, a, b), grid.table.const(32))])
-    whole = 4 * 5 * 9
-    assert len(grid) == whole + 4
-    assert [(n, 4, 8) for n in range(4)] == points(grid, rows, a, b)[whole:]
+    total = 4 * 5 * 9
+    assert len(grid) == total + 4
+    assert [(n, 4, 8) for n in range(4)] == points(grid, rows, a, b)[total:]
 
 
 @given(st.lists(st.integers(-3, 400), min_size=1, max_size=20))
@@ -177,8 +177,8 @@ def test_a_point_reads_data_only_where_a_row_needs_it() -> None:
     more = table.add("add", x, table.const(1))
     point = Point(table, {x: 4}, unread)
     assert 5 == point[more] and point.satisfies([table.add("eq", more, table.const(5))])
-    seen = Point(table, {x: 4}, lambda position, element: 10 * element + position)
-    assert 31 == seen[element] and not seen.satisfies([table.add("lt", element, x)])
+    data_point = Point(table, {x: 4}, lambda position, element: 10 * element + position)
+    assert 31 == data_point[element] and not data_point.satisfies([table.add("lt", element, x)])
     grid.lay_out([])
     assert grid.knows(more) and not grid.knows(element)
     assert grid.mask([table.add("eq", element, table.const(0))]).all()  # unknown data counts as zeros
@@ -189,6 +189,6 @@ def test_the_most_of_a_size_is_within_the_guards_of_its_trace() -> None:
     trace = Trace(grid.table)
     size: Any = trace.at(x, 3)
     assert size < 12
-    assert 22 == grid.most(size * 2, trace)  # by ranges
+    assert 22 == grid.largest_value(size * 2, trace)  # by ranges
     grid.lay_out([])
-    assert 22 == grid.most(size * 2, trace)  # by points
+    assert 22 == grid.largest_value(size * 2, trace)  # by points

@@ -32,18 +32,18 @@ VERBS: dict[str, Callable[..., int]] = {
 def agreed(graph: Graph, scalars: Sequence[int] = (), inputs: Sequence[np.ndarray] = ()) -> list[int]:
     """The words at these inputs, which the plan for all sizes and one made for these alone must both give."""
     left = {Sym: iter(scalars), Tensor: iter(inputs)}
-    given = [next(left[type(v)]) for v in graph.inputs]
-    dynamic = [True] * len(given)
-    found = []
+    values = [next(left[type(v)]) for v in graph.inputs]
+    dynamic = [True] * len(values)
+    words = []
     for plain in (False, True):
         planner = Planner(graph, Target(), dynamic, plain=plain)
-        planner.extend(*sizes_of(given))
-        found.append(evaluated(planner.plan(), *sizes_of(given)).families[0].words)
-    assert found[0] == found[1]
+        planner.extend(*sizes_of(values))
+        words.append(evaluated(planner.plan(), *sizes_of(values)).families[0].words)
+    assert words[0] == words[1]
     covered = Planner(graph, Target(), dynamic).cover()  # of ints, no more than 0 is looked at
-    covered.extend(*sizes_of(given))
-    assert found[0] == evaluated(covered.plan(), *sizes_of(given)).families[0].words
-    return list(found[0])
+    covered.extend(*sizes_of(values))
+    assert words[0] == evaluated(covered.plan(), *sizes_of(values)).families[0].words
+    return list(words[0])
 
 
 @pytest.mark.parametrize("spelling", ["{}", "executorch_prim.{}.Scalar"])
@@ -81,9 +81,9 @@ def test_literals_get_words_only_where_a_kernel_reads_them() -> None:
     row = s.tensor("aten.select_copy.int", s.input(4, 6), 0, x)
     col = s.tensor("aten.select_copy.int", row, 0, 2)
     s.graph.outputs.append(col)
-    found = agreed(s.graph, [3], [np.zeros((4, 6), np.float32)])
-    assert [3, 6, 12, 9] == found[:4]
-    assert set(found[4:]) <= {2}
+    words = agreed(s.graph, [3], [np.zeros((4, 6), np.float32)])
+    assert [3, 6, 12, 9] == words[:4]
+    assert set(words[4:]) <= {2}
 
 
 def test_sizes_are_expressions() -> None:

@@ -8,7 +8,7 @@ import torch
 from tests.exporting import export
 
 import ptegpu
-from ptegpu.compiler.zero_tests import ask_factors
+from ptegpu.compiler.int64 import replace_zero_tests
 from ptegpu.dtypes import DType
 from ptegpu.graph.flat import FlatMethod
 from ptegpu.plan.method import Call, Host, Instruction, Operand, Var
@@ -26,9 +26,9 @@ def call(op: str, *args: Operand, out: Var) -> Call:
 
 
 def operators(code: list[Instruction], *outputs: Var) -> list[str]:
-    given = {v for i in code if isinstance(i, Call) for v in i.args if isinstance(v, Var) and v.kind == "input"}
-    linear = FlatMethod("forward", list(given), list(outputs), code)
-    ask_factors(linear)
+    inputs = {v for i in code if isinstance(i, Call) for v in i.args if isinstance(v, Var) and v.kind == "input"}
+    linear = FlatMethod("forward", list(inputs), list(outputs), code)
+    replace_zero_tests(linear)
     return [i.op for i in linear.code if isinstance(i, Call)]
 
 
@@ -36,26 +36,26 @@ def test_a_product_that_is_only_asked_whether_it_is_0_is_not_computed() -> None:
     a, b, product, mask = Var("a", I64, (4,), kind="input"), var("b"), var("product"), var("mask", BOOL)
     moved = call("aten.unsqueeze_copy.default", a, 0, out=b)
     multiplied = call(MUL, a, b, out=product)
-    asked = call(CAST, product, out=mask)
-    assert [moved.op, "aten.logical_and.default"] == operators([moved, multiplied, asked], mask)
+    zero_test = call(CAST, product, out=mask)
+    assert [moved.op, "aten.logical_and.default"] == operators([moved, multiplied, zero_test], mask)
     also = call("aten.ne.Scalar", product, 0, out=mask)
     assert [moved.op, "aten.logical_and.default"] == operators([moved, multiplied, also], mask)
-    assert [moved.op, MUL, "aten.logical_and.default"] == operators([moved, multiplied, asked], mask, product)
+    assert [moved.op, MUL, "aten.logical_and.default"] == operators([moved, multiplied, zero_test], mask, product)
 
 
 @pytest.mark.parametrize("what", ["computed", "of floats", "compared with another number", "a float's int"])
 def test_other_products_stay(what: str) -> None:
     a, b, product, mask = Var("a", I64, (4,), kind="input"), var("b"), var("product"), var("mask", BOOL)
     x = Var("x", F32, (4,), kind="input")
-    made = call("aten.neg.default", a, out=b)
-    asked = call(CAST, product, out=mask)
+    factor = call("aten.neg.default", a, out=b)
+    zero_test = call(CAST, product, out=mask)
     if what == "of floats":
         product.dtype = F32
     elif what == "compared with another number":
-        made, asked = call("aten.alias_copy.default", a, out=b), call("aten.ne.Scalar", product, 1, out=mask)
+        factor, zero_test = call("aten.alias_copy.default", a, out=b), call("aten.ne.Scalar", product, 1, out=mask)
     elif what == "a float's int":
-        made = call(CAST, x, out=b)
-    assert [made.op, MUL, asked.op] == operators([made, call(MUL, a, b, out=product), asked], mask)
+        factor = call(CAST, x, out=b)
+    assert [factor.op, MUL, zero_test.op] == operators([factor, call(MUL, a, b, out=product), zero_test], mask)
 
 
 class Masks(torch.nn.Module):

@@ -14,7 +14,7 @@ from tests.cases import Case, tables
 from tests.oracle import check
 
 from ptegpu.gpu import pipelines
-from ptegpu.plan import dialect
+from ptegpu.plan import directives
 from ptegpu.plan.plan import Kernel
 
 NONSENSE = 12345  # of every element type
@@ -37,11 +37,11 @@ def spoiled(wgsl: str) -> str:
 
 @pytest.fixture(scope="module", autouse=True)
 def nonsense_in_workgroup_memory() -> Iterator[None]:
-    def source(kernel: Kernel, kind: dialect.Dialect) -> str:
-        return spoiled(dialect.source(kernel, kind))
+    def source(kernel: Kernel, kind: directives.Dialect) -> str:
+        return spoiled(directives.source(kernel, kind))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pipelines, "dialect", SimpleNamespace(source=source, prelude=dialect.prelude))
+        patch.setattr(pipelines, "directives", SimpleNamespace(source=source, prelude=directives.prelude))
         yield
 
 

@@ -125,7 +125,7 @@ def test_precision_is_what_is_planned_for(precision: str) -> None:
 
 def test_what_precision_there_is() -> None:
     for use in (ptegpu.load, ptegpu.compile):
-        with pytest.raises(InvalidInput, match='precision is "auto", "exact" or "fast", not \'half\''):
+        with pytest.raises(InvalidInput, match='invalid precision \'half\': expected "auto", "exact" or "fast"'):
             use(ROOT / "tests" / "data" / "mlp.pte", precision="half")
 
 

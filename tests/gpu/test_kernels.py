@@ -6,7 +6,7 @@ from tests import tint
 from tests.gpu import plans
 
 from ptegpu.gpu.device import subgroup_probe
-from ptegpu.plan.dialect import source
+from ptegpu.plan.directives import source
 
 
 def test_they_compile_under_tint():

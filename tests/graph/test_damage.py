@@ -43,9 +43,9 @@ class Positions(nn.Module):
         return x.abs().reshape(x.shape[0] * 2, 2) * 3, p + 1
 
 
-def made(module: nn.Module, *args: torch.Tensor, **how: Any) -> Made:
-    given = [tuple(a.numpy() * k for a in args) for k in (1, 2, 3)]
-    return export(module, args, **how), given
+def made(module: nn.Module, *args: torch.Tensor, **options: Any) -> Made:
+    inputs = [tuple(a.numpy() * k for a in args) for k in (1, 2, 3)]
+    return export(module, args, **options), inputs
 
 
 X = torch.tensor([1.0, -2.0, 3.0, -4.0])

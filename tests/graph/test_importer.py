@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ptegpu.compiler.data import named_data
 from ptegpu.compiler.partition import mutates
+from ptegpu.compiler.program import named_data
 from ptegpu.dtypes import DType
 from ptegpu.errors import InvalidProgram, UnsupportedProgram
 from ptegpu.format import pte, read_program
@@ -20,7 +20,7 @@ from ptegpu.format.ptd import NamedTensor
 from ptegpu.graph import importer
 from ptegpu.graph.flat import FlatMethod
 from ptegpu.graph.importer import NamedData, array_of, import_method
-from ptegpu.graph.inline import PREPACK
+from ptegpu.graph.names import PREPACK
 from ptegpu.plan.method import Call, Jump, Move, Operand, Var, variables
 
 DATA = Path(__file__).parent.parent / "data"
@@ -28,8 +28,8 @@ DATA = Path(__file__).parent.parent / "data"
 
 def imported(name: str, method: str = "forward", *data: str) -> FlatMethod:
     file = read_program(DATA / f"{name}.pte")
-    (found,) = [m for m in file.methods if m.name == method]
-    return import_method(found, named_data(file, [DATA / d for d in data]), mutates)
+    (file_method,) = [m for m in file.methods if m.name == method]
+    return import_method(file_method, named_data(file, [DATA / d for d in data]), mutates)
 
 
 def calls(linear: FlatMethod) -> list[Call]:
@@ -37,8 +37,8 @@ def calls(linear: FlatMethod) -> list[Call]:
 
 
 def call(linear: FlatMethod, op: str) -> Call:
-    (found,) = [c for c in calls(linear) if c.op == op]
-    return found
+    (match,) = [c for c in calls(linear) if c.op == op]
+    return match
 
 
 def slots(linear: FlatMethod) -> dict[str, Var]:
@@ -76,10 +76,10 @@ def test_constants_are_views_on_the_file() -> None:
     raw = memoryview((DATA / "mlp.pte").read_bytes())
     file = read_program(raw)
     linear = import_method(file.methods[0], named_data(file, None), mutates)
-    whole = np.frombuffer(raw, np.uint8)
+    content = np.frombuffer(raw, np.uint8)
     constants = [v for v in slots(linear).values() if v.kind == "constant"]
     assert 4 == len(constants)
-    assert all(v.data is not None and np.shares_memory(v.data, whole) for v in constants)
+    assert all(v.data is not None and np.shares_memory(v.data, content) for v in constants)
 
 
 def test_several_delegates_and_the_calls_between_them_are_one_list() -> None:
@@ -133,17 +133,17 @@ def test_jumps_go_to_instructions_of_the_list() -> None:
 
 
 def test_a_buffer_that_is_written_is_a_state_with_its_first_value() -> None:
-    found = slots(imported("control"))
-    states = [v for v in found.values() if v.kind == "state"]
+    slots_by_name = slots(imported("control"))
+    states = [v for v in slots_by_name.values() if v.kind == "state"]
     assert [("v0", [3.0])] == [(v.name, v.data.tolist()) for v in states if v.data is not None]
-    assert "constant" == found["v1"].kind
+    assert "constant" == slots_by_name["v1"].kind
 
 
 def test_dynamic_values_and_symbolic_ints() -> None:
     linear = imported("dynamic", "forward", "dynamic-0.ptd", "dynamic-1.ptd")
-    found = slots(linear)
-    assert found["input 0"].dynamic and (1, 16) == found["input 0"].sizes
-    assert found["v8"].dynamic and not found["v0"].dynamic
+    slots_by_name = slots(linear)
+    assert slots_by_name["input 0"].dynamic and (1, 16) == slots_by_name["input 0"].sizes
+    assert slots_by_name["v8"].dynamic and not slots_by_name["v0"].dynamic
     view = next(c for c in calls(linear) if c.op == "aten.view_copy.default")
     size = view.args[1]
     assert isinstance(size, tuple) and isinstance(size[0], Var)
@@ -153,7 +153,7 @@ def test_dynamic_values_and_symbolic_ints() -> None:
 def test_a_missing_data_file_is_asked_for() -> None:
     with pytest.raises(InvalidProgram) as error:
         imported("dynamic", "forward", "dynamic-1.ptd")
-    assert str(error.value).endswith("; give its .ptd file")
+    assert str(error.value).endswith(": pass its .ptd file")
 
 
 def tensor(*sizes: int, **more: Any) -> pte.Tensor:
@@ -164,17 +164,17 @@ def method(values: list[pte.Value], inputs: list[int], outputs: list[int], *chai
     return pte.Method("forward", tuple(values), tuple(inputs), tuple(outputs), (chain,), (), "", "")
 
 
-def by_hand(found: pte.Method, data: NamedData | None = None) -> FlatMethod:
-    return import_method(found, data or {}, mutates, "model.pte")
+def by_hand(file_method: pte.Method, data: NamedData | None = None) -> FlatMethod:
+    return import_method(file_method, data or {}, mutates, "model.pte")
 
 
 def kernel(name: str, *args: int) -> pte.KernelCall:
     return pte.KernelCall(name, args)
 
 
-def refused(found: pte.Method, data: NamedData | None = None) -> str:
+def refused(file_method: pte.Method, data: NamedData | None = None) -> str:
     with pytest.raises(InvalidProgram) as error:
-        by_hand(found, data)
+        by_hand(file_method, data)
     return str(error.value)
 
 
@@ -204,23 +204,23 @@ def test_a_view_is_of_what_was_written_last_at_its_place() -> None:
 def test_a_place_shared_by_tensors_of_other_sizes_is_no_view() -> None:
     values = [tensor(4), tensor(4, place=(1, 0)), tensor(3, place=(1, 0)), tensor(3)]
     steps = [kernel("aten::abs.out", 0, 1, 1), kernel("aten::neg.out", 2, 3, 3)]
-    expected = "model.pte: value 2 lies where value 1 does, but is no view of it"
+    expected = "model.pte: value 2 shares the memory of value 1, but cannot be a view of it"
     assert expected == refused(method(values, [0], [3], *steps))
 
 
 def test_planned_memory_that_is_read_before_it_is_written_is_a_state() -> None:
     values = [tensor(4), tensor(4, place=(1, 0)), 1, tensor(4)]
     steps = [kernel("aten::add.out", 0, 1, 2, 3, 3), kernel("aten::copy_", 1, 3, 1)]
-    found = slots(by_hand(method(values, [0], [3], *steps)))
-    assert ("state", None) == (found["v1"].kind, found["v1"].data)
+    slots_by_name = slots(by_hand(method(values, [0], [3], *steps)))
+    assert ("state", None) == (slots_by_name["v1"].kind, slots_by_name["v1"].data)
 
 
 def test_constants_that_are_written_are_states() -> None:
-    one = memoryview(np.ones(4, np.float32).tobytes())
-    values = [tensor(4), tensor(4, data=one), tensor(4, data=one), 1, tensor(4)]
+    ones = memoryview(np.ones(4, np.float32).tobytes())
+    values = [tensor(4), tensor(4, data=ones), tensor(4, data=ones), 1, tensor(4)]
     steps = [kernel("aten::add.out", 0, 1, 3, 4, 4), kernel("aten::add.out", 4, 2, 3, 1, 1)]
-    found = slots(by_hand(method(values, [0], [4], *steps)))
-    assert ("state", "constant") == (found["v1"].kind, found["v2"].kind)
+    slots_by_name = slots(by_hand(method(values, [0], [4], *steps)))
+    assert ("state", "constant") == (slots_by_name["v1"].kind, slots_by_name["v2"].kind)
 
 
 def test_scalars_that_are_written_are_no_literals() -> None:
@@ -240,9 +240,9 @@ def test_a_scalar_that_is_written_has_its_value_until_then() -> None:
 def test_copy_index_writes_its_first_argument() -> None:
     values = [tensor(3, 2), tensor(2), 1]
     copy = kernel("executorch_prim::et_copy_index.tensor", 0, 1, 2)
-    (found,) = calls(by_hand(method(values, [1], [0], copy)))
-    assert found.outs == found.args[:1]
-    assert 1 == found.args[2]
+    (copy_call,) = calls(by_hand(method(values, [1], [0], copy)))
+    assert copy_call.outs == copy_call.args[:1]
+    assert 1 == copy_call.args[2]
 
 
 def test_outputs_in_a_list_are_told_from_arguments() -> None:
@@ -282,8 +282,8 @@ def named(data: bytes, dtype: DType | None = DType.F32, sizes: tuple[int, ...] |
 @pytest.mark.parametrize(
     "data, expected",
     [
-        ({}, "model.pte: v0 needs the data 'w', which no file given has; give its .ptd file"),
-        ({"w": memoryview(bytes(8))}, "model.pte: v0: the data 'w' has 8 bytes of 16"),
+        ({}, "model.pte: no file has the data 'w' of v0: pass its .ptd file"),
+        ({"w": memoryview(bytes(8))}, "model.pte: v0: the data 'w' has 8 bytes, expected 16"),
         ({"w": named(bytes(16), DType.I32)}, "model.pte: v0: the data 'w' is int32[4], not float32[4]"),
         ({"w": named(bytes(16), sizes=(2, 2))}, "model.pte: v0: the data 'w' is float32[2, 2], not float32[4]"),
     ],
@@ -330,8 +330,8 @@ def of_constants(dims: tuple[int, ...], *constants: Constant) -> pte.Method:
     graph = BlobGraph("0", (), values, (), tuple(range(count)), constants)
     call = pte.DelegateCall(0, tuple(range(count)))
     outs: list[pte.Value] = [tensor(*dims) for _ in constants]
-    found = method(outs, [], list(range(count)), call)
-    return replace(found, delegates=(pte.Delegate("VulkanBackend", graph),))  # type: ignore[arg-type]
+    file_method = method(outs, [], list(range(count)), call)
+    return replace(file_method, delegates=(pte.Delegate("VulkanBackend", graph),))  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -342,13 +342,13 @@ def blobs_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("blobs_by_hand")
-@pytest.mark.parametrize("held", [8, 17, 32])
-def test_named_data_of_a_delegate_has_the_bytes_of_its_tensor(held: int) -> None:
+@pytest.mark.parametrize("nbytes", [8, 17, 32])
+def test_named_data_of_a_delegate_has_the_bytes_of_its_tensor(nbytes: int) -> None:
     expected = (
-        f"model.pte: delegate 0: constant 0 needs 16 bytes, and its data 'w' has {held}; "
-        "give the data that was exported with this program"
+        f"model.pte: delegate 0: constant 0 needs 16 bytes, and its data 'w' has {nbytes}; "
+        "pass the data that was exported with this program"
     )
-    assert expected == refused(of_constants((4,), Constant(None, "w", 16)), {"w": memoryview(bytes(held))})
+    assert expected == refused(of_constants((4,), Constant(None, "w", 16)), {"w": memoryview(bytes(nbytes))})
 
 
 # Values 0 and 1 of a blob: its input and output; 2 and 3: a constant and its upload; 4: what nothing writes
@@ -361,13 +361,13 @@ VALUES = (
     1,
 )
 ADD, UPLOAD = BlobCall(1, "aten.add.Tensor", (0, 3, 5, 1)), BlobCall(0, PREPACK, (2, 3))
-NO_VALUE = "which is no input, no constant and no result of a call before it"
+NO_VALUE = "which is neither an input, a constant nor the result of an earlier call"
 
 
 def with_blob(graph: BlobGraph) -> pte.Method:
     """A method that calls a delegate with one input and one output."""
-    found = method([tensor(4), tensor(4)], [0], [1], pte.DelegateCall(0, (0, 1)))
-    return replace(found, delegates=(pte.Delegate("VulkanBackend", graph),))  # type: ignore[arg-type]
+    file_method = method([tensor(4), tensor(4)], [0], [1], pte.DelegateCall(0, (0, 1)))
+    return replace(file_method, delegates=(pte.Delegate("VulkanBackend", graph),))  # type: ignore[arg-type]
 
 
 def blob(*calls: BlobCall, outputs: tuple[int, ...] = (1,), **values: BlobTensor) -> BlobGraph:
@@ -391,8 +391,8 @@ def test_checks_of_sizes_in_a_delegate_compute_nothing() -> None:
         BlobCall(3, "aten.sym_constrain_range_for_size.default", (6, 5, 9, 8)),
     )
     graph = replace(blob(UPLOAD, *checks, ADD), values=values, inputs=(0, 6))
-    found = method([tensor(4), 3, tensor(4)], [0], [2], pte.DelegateCall(0, (0, 1, 2)))
-    linear = by_hand(replace(found, delegates=(pte.Delegate("VulkanBackend", graph),)))  # type: ignore[arg-type]
+    file_method = method([tensor(4), 3, tensor(4)], [0], [2], pte.DelegateCall(0, (0, 1, 2)))
+    linear = by_hand(replace(file_method, delegates=(pte.Delegate("VulkanBackend", graph),)))  # type: ignore[arg-type]
     assert ["aten.add.Tensor", "aten.alias_copy.default"] == [c.op for c in calls(linear)]
     expected = f"aten._assert_scalar.default #2 reads d0.v6, {NO_VALUE}"
     assert f"model.pte: delegate 0: {expected}" == refused(with_blob(replace(graph, inputs=(0,))))
@@ -402,23 +402,23 @@ F16, F32_IN_F16 = (BlobTensor(DType.F16, (4,), staging=s) for s in (DType.F16, D
 NOT_OF_AN_EXPORTER = {
     "an upload of nothing": (
         blob(BlobCall(7, PREPACK, (3,)), ADD),
-        "et_vk.prepack.default #7 has 1 values: it takes a constant and has one result",
+        "et_vk.prepack.default #7 has 1 values: expected a constant and one result",
     ),
     "an upload of two": (
         blob(BlobCall(7, PREPACK, (2, 2, 3)), ADD),
-        "et_vk.prepack.default #7 has 3 values: it takes a constant and has one result",
+        "et_vk.prepack.default #7 has 3 values: expected a constant and one result",
     ),
     "an upload of no constant": (
         blob(BlobCall(7, PREPACK, (4, 3)), ADD),
-        "et_vk.prepack.default #7 uploads d0.v4:float32[4], which is no constant",
+        "et_vk.prepack.default #7 uploads d0.v4:float32[4], which is not a constant",
     ),
     "an upload to an input": (
         blob(BlobCall(7, PREPACK, (2, 0)), ADD),
-        "et_vk.prepack.default #7 writes input 0:float32[4], which has a value already",
+        "et_vk.prepack.default #7 writes input 0:float32[4], which already has a value",
     ),
     "an upload as another shape": (
         blob(UPLOAD, ADD, v3=BlobTensor(DType.F32, (2, 2))),
-        "et_vk.prepack.default #0 makes float32[2, 2] of the constant d0.v2:float32[4]",
+        "et_vk.prepack.default #0 uploads the constant d0.v2:float32[4] to float32[2, 2]",
     ),
     "no upload": (blob(ADD), f"aten.add.Tensor #1 reads d0.v3:float32[4], {NO_VALUE}"),
     "an operator that reads its result": (
@@ -431,12 +431,12 @@ NOT_OF_AN_EXPORTER = {
     ),
     "an operator that writes an input": (
         blob(UPLOAD, replace(ADD, args=(0, 3, 5, 0)), outputs=(0,)),
-        "aten.add.Tensor #1 writes input 0:float32[4], which has a value already",
+        "aten.add.Tensor #1 writes input 0:float32[4], which already has a value",
     ),
     "an output that nothing writes": (blob(UPLOAD, ADD, outputs=(4,)), f"its output 0 is d0.v4:float32[4], {NO_VALUE}"),
     "an output twice": (
         blob(UPLOAD, ADD, outputs=(1, 1)),
-        "it has 2 outputs, the call takes 1; its output 0 is no new value of a buffer: it is there 2 times",
+        "it has 2 outputs, the call lists 1; output 0 cannot be a buffer's new value: it is listed 2 times",
     ),
     "an output that is overwritten": (
         blob(
@@ -447,7 +447,7 @@ NOT_OF_AN_EXPORTER = {
             v1=BlobTensor(DType.F32, (4,), memory=7),
             v4=BlobTensor(DType.F32, (4,), memory=7),
         ),
-        "it has 2 outputs, the call takes 1; its output 0 is no new value of a buffer: "
+        "it has 2 outputs, the call lists 1; output 0 cannot be a buffer's new value: "
         "aten.relu.default #2 overwrites it",
     ),
     "an input of another type": (
@@ -486,8 +486,8 @@ def test_constants_of_one_key_are_of_one_size() -> None:
 def test_bytes_in_another_dimension_order_are_read_logically() -> None:
     x = np.arange(24, dtype=np.float32).reshape(1, 2, 3, 4)
     stored = np.ascontiguousarray(x.transpose(0, 2, 3, 1))
-    found = array_of(memoryview(stored.tobytes()), DType.F32, (1, 2, 3, 4), (0, 2, 3, 1))
-    np.testing.assert_array_equal(x, found)
+    array = array_of(memoryview(stored.tobytes()), DType.F32, (1, 2, 3, 4), (0, 2, 3, 1))
+    np.testing.assert_array_equal(x, array)
 
 
 def test_variables_of_an_operand() -> None:

@@ -74,8 +74,8 @@ def test_both_orders(swapped):
     a = s.tensor(NEG, x)
     s.tensor(ADD, *((y, a) if swapped else (a, y)), 1)
     when = lambda node, first, second, alpha: first is a and second is y and alpha == 1
-    one, both = Op(ADD, (Op(NEG), Leaf("y")), when=when), Op(ADD, (Op(NEG), Leaf("y")), swaps=True, when=when)
-    assert swapped == (match(s, one) is None)
+    in_order, both = Op(ADD, (Op(NEG), Leaf("y")), when=when), Op(ADD, (Op(NEG), Leaf("y")), swaps=True, when=when)
+    assert swapped == (match(s, in_order) is None)
     m = match(s, both)
     assert m is not None
     assert y is m.tensors["y"]
@@ -184,14 +184,14 @@ def test_rewriting():
 def test_rewriting_tries_the_next_pattern_where_one_is_refused():
     s = Sketch()
     s.returns(s.tensor(NEG, s.tensor(ABS, s.input(2))))
-    asked: list[int] = []
+    seen_counts: list[int] = []
 
     def build(m: Match) -> Node | None:
-        asked.append(len(m.nodes))
+        seen_counts.append(len(m.nodes))
         return None
 
     rewrite(s.graph, [Op(NEG, (Op(ABS),)), Op(NEG)], build)
-    assert ([2, 1], 2) == (asked, len(s.graph.nodes))
+    assert ([2, 1], 2) == (seen_counts, len(s.graph.nodes))
 
 
 @pytest.mark.parametrize("why", ["read by others", "an output", "written in between"])

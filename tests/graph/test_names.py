@@ -53,12 +53,12 @@ def test_the_list_of_portable_operators() -> None:
 @pytest.mark.parametrize("name", [*PORTABLE, *IRREGULAR])
 def test_twins_take_the_same_arguments(name: str) -> None:
     out, twin = called(name), registered(functional(name))
-    given = [a.name for a in out.arguments if not a.is_out]
-    wanted = [a.name for a in twin.arguments]
+    inputs = [a.name for a in out.arguments if not a.is_out]
+    expected = [a.name for a in twin.arguments]
     dropped = [a.name for a in twin.arguments if a.name not in DROPPED]
-    assert given in (wanted, dropped)
+    assert inputs in (expected, dropped)
     types = {a.name: str(a.type) for a in twin.arguments}
-    assert [str(a.type) for a in out.arguments if not a.is_out] == [types[n] for n in given]
+    assert [str(a.type) for a in out.arguments if not a.is_out] == [types[n] for n in inputs]
     assert len(out.returns) in (len(twin.returns), 0)  # 0: a list of outputs
 
 

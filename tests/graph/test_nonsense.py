@@ -28,14 +28,14 @@ from ptegpu.passes.memory import Memory
 from ptegpu.plan.target import Target
 from ptegpu.portable import OutSpec, call
 
-HUGE = 2**62  # no memory holds so much, so nobody tries to fill it
+HUGE = 2**62  # beyond any memory, so it is never filled
 SCALARS = (0, -1, HUGE, -(2**63), 2**64, 0.5, math.inf, math.nan, 1e308, None, True, "x")
 HOSTILE = (*SCALARS, (), (0,), (-1, 2, 3), (None,), (math.inf,), (HUGE,), (1,) * 9)
 MAX_ELEMENTS = 1 << 24  # of a result that is lowered
 
 
 def places(args: Any, at: tuple[int, ...] = ()) -> Iterator[tuple[int, ...]]:
-    """Where scalars and lists are."""
+    """Yield the places of scalars and lists."""
     if isinstance(args, list | tuple):
         yield from [at] if at else []
         for k, item in enumerate(args):
@@ -57,7 +57,7 @@ def variants(args: Any) -> Iterator[Any]:
 
 
 def escapes(attempt: Callable[..., Any], *args: Any) -> list[str]:
-    """What is raised that is not ours."""
+    """Return the errors that are not ptegpu's own."""
     try:
         attempt(*args)
     except PtegpuError as e:
@@ -80,7 +80,7 @@ def test_a_rule_refuses_nonsense_with_an_error_of_ours(op: str) -> None:
     def plan(changed: Case, agreeing: bool) -> None:
         graph, _ = graph_of(changed, arrays, outs)
         (node,) = graph.nodes
-        if agreeing:  # a program that declares what the rule says, so that it is lowered
+        if agreeing:  # a program that declares the shape of the rule, to be lowered
             results = [o for o in node.outs if isinstance(o, Tensor)]
             for out, shape in zip(results, node.op.infer(node.args, results), strict=True):
                 out.max_shape = out.shape = shape

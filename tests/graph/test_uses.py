@@ -36,11 +36,11 @@ def test_outputs_and_the_next_values_of_states_are_kept():
 def test_only_reader():
     s = Sketch()
     x = s.input(2)
-    once, twice, never, kept = (s.tensor(NEG, x) for _ in range(4))
-    s.returns(s.tensor(ADD, once, twice, 1), s.tensor(NEG, twice), s.tensor(NEG, kept), kept)
+    once, twice, never, returned = (s.tensor(NEG, x) for _ in range(4))
+    s.returns(s.tensor(ADD, once, twice, 1), s.tensor(NEG, twice), s.tensor(NEG, returned), returned)
     uses = Uses(s.graph)
     add = s.graph.nodes[4]
-    assert [add, None, None, None] == [uses.only_reader(v) for v in (once, twice, never, kept)]
+    assert [add, None, None, None] == [uses.only_reader(v) for v in (once, twice, never, returned)]
 
 
 def test_what_is_written_in_place_has_no_only_reader():

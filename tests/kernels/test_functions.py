@@ -16,7 +16,7 @@ from tests.kernels.running import run
 from ptegpu.dtypes import DType
 from ptegpu.kernels.functions import _library, functions
 from ptegpu.kernels.wgsl import Storage, build
-from ptegpu.plan.narrow import from_device, to_device
+from ptegpu.plan.device_arrays import from_device, to_device
 
 F32, I32 = DType.F32, DType.I32
 INF, NAN, PI = math.inf, math.nan, math.pi

@@ -14,7 +14,7 @@ from tests.kernels.running import run
 from ptegpu.dtypes import DType
 from ptegpu.gpu import Device
 from ptegpu.kernels.wgsl import COMPUTE, PARAM_TYPES, KernelSpec, Storage, build, store_type, writable
-from ptegpu.plan.dialect import source
+from ptegpu.plan.directives import source
 from ptegpu.plan.target import Target
 
 F32, F16, I32, I8, U8, BOOL = DType.F32, DType.F16, DType.I32, DType.I8, DType.U8, DType.BOOL

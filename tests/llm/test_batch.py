@@ -303,7 +303,7 @@ def test_what_cannot_be_turned_is_served_one_by_one(model: LanguageModel, monkey
     def refused(*args: Any) -> Any:
         raise UnsupportedProgram("it cannot")
 
-    monkeypatch.setattr("ptegpu.compiler.ragged.serving", refused)
+    monkeypatch.setattr("ptegpu.compiler.decoding.serving", refused)
     with pytest.raises(UnsupportedProgram, match="it cannot"):
         BatchEngine(DEMO, one_by_one=False)
     with pytest.warns(UserWarning, match="it cannot; requests are served one at a time"):

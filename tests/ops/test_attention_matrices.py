@@ -22,7 +22,7 @@ from ptegpu.kernels import attention_matrices as kernels
 from ptegpu.kernels.attention_matrices import HEADROOM
 from ptegpu.kernels.tensor_core_blocks import NEEDS
 from ptegpu.ops import attention_matrices
-from ptegpu.plan.dialect import source
+from ptegpu.plan.directives import source
 from ptegpu.plan.plan import Plan
 from ptegpu.plan.target import CLASSES, DeviceClass, Precision, Target
 

@@ -1,4 +1,4 @@
-"""Bundles with one thing wrong in them: a file whose checksum is right and whose JSON is not."""
+"""Bundles with a single defect: the checksum is correct, the JSON is not."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
-from ptegpu.plan.layout import ALIGN, HEAD, MAGIC
+from ptegpu.plan.bundle import ALIGN, HEAD, MAGIC
 
 ODD: tuple[Any, ...] = (
     *(-1, 0, 1, 2, 3, 5, 7, 255, 2**31 - 1, 2**31, 2**32, 2**53, 2**63, 2**64, 10**30, -(2**31), -(2**63)),
@@ -21,21 +21,21 @@ OPERATIONS = ("add", "sub", "mul", "floordiv", "mod", "div", "min", "max", "ceil
 
 
 def parts(content: bytes) -> tuple[dict[str, Any], bytes]:
-    """The JSON of a file, and the bytes after it."""
+    """Return the JSON of a file, and the bytes after it."""
     length = int.from_bytes(content[len(MAGIC) : len(MAGIC) + 8], "little")
     end = HEAD + length
     return json.loads(content[HEAD:end]), content[end + -end % ALIGN :]
 
 
 def whole(document: Any, data: bytes) -> bytes:
-    """A file with this JSON, its checksum right."""
+    """Return a file with this JSON and a correct checksum."""
     text = json.dumps(document, separators=(",", ":")).encode()
     head = MAGIC + len(text).to_bytes(8, "little") + hashlib.sha256(text).digest() + text
     return head + bytes(-len(head) % ALIGN) + data
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Where the values of a document are."""
+    """Yield the paths of all values in a document."""
     if path:
         yield path
     if isinstance(value, dict | list):
@@ -44,7 +44,7 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 
 
 def changed(document: Any, path: tuple[Any, ...], change: Any) -> Any:
-    """A copy in which `change(container, key)` was done at `path`; what the path does not touch is shared."""
+    """Return a copy with `change(container, key)` applied at `path`; all other parts are shared."""
     top = copy.copy(document)
     inner = top
     for key in path[:-1]:
@@ -55,7 +55,7 @@ def changed(document: Any, path: tuple[Any, ...], change: Any) -> Any:
 
 
 def mutants(document: Any, count: int, seed: int) -> Iterator[tuple[str, Any]]:
-    """Documents with one change each, and what it is. Every kind of place gets its share, however rare it is."""
+    """Yield descriptions of changes and changed documents. Every kind of place occurs equally often."""
     chance = random.Random(seed)
     kinds: dict[str, list[tuple[Any, ...]]] = {}
     for path in places(document):
@@ -82,7 +82,7 @@ def _last_name(path: tuple[Any, ...]) -> str:
 
 
 def _change(old: Any, other: Any, key: Any, chance: random.Random) -> tuple[str, Any]:
-    """One change of a value; `other` is a value from a place like its own."""
+    """Return a change of a value with its description; `other` is a value from a similar place."""
     ways: list[tuple[str, Any]] = [("odd", chance.choice(ODD)) for _ in range(3)]
     ways += [("another", other)] * 8
     if type(old) is int:
@@ -101,18 +101,18 @@ def _change(old: Any, other: Any, key: Any, chance: random.Random) -> tuple[str,
             ways += [("sums", [*old, *(["add", k, k] for k in range(n - 1, n + 2000))])]
             ways += [("forward", [*old[:-1], ["add", n, n - 1]]), ("itself", [*old[:-1], ["add", n - 1, n - 1]])]
     elif isinstance(old, dict) and old:
-        one = chance.choice(sorted(old))
-        ways += [("lacks " + one, {k: v for k, v in old.items() if k != one}), ("more", old | {"more": 1})]
-        ways += [("renamed " + one, {k + "x" if k == one else k: v for k, v in old.items()})]
+        name = chance.choice(sorted(old))
+        ways += [("lacks " + name, {k: v for k, v in old.items() if k != name}), ("more", old | {"more": 1})]
+        ways += [("renamed " + name, {k + "x" if k == name else k: v for k, v in old.items()})]
     deep: Any = 0
     for _ in range(300):
         deep = [deep]
     ways.append(("nested", deep))
-    how, new = chance.choice(ways)
+    kind, new = chance.choice(ways)
     if chance.random() < 0.04:
         return "gone", lambda container, key: container.pop(key)
 
     def change(container: Any, key: Any) -> None:
         container[key] = new
 
-    return f"{how} {str(new)[:60]} for {str(old)[:40]}", change
+    return f"{kind} {str(new)[:60]} for {str(old)[:40]}", change

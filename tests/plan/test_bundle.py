@@ -27,8 +27,7 @@ from ptegpu.format import source as sources
 from ptegpu.gpu import Device, open_device
 from ptegpu.models.text import LanguageModel
 from ptegpu.plan import save
-from ptegpu.plan.bundle import Bundle
-from ptegpu.plan.layout import HEAD, MANIFEST
+from ptegpu.plan.bundle import HEAD, MANIFEST, Bundle
 from ptegpu.plan.read import load
 from ptegpu.plan.save import save_web, to_bytes
 from ptegpu.plan.target import CLASSES, Target
@@ -114,8 +113,8 @@ def test_constants_and_kernels_are_stored_once() -> None:
     """`encode` is the first layer of `forward`."""
     document, data = parts(content("methods"))
     methods = {m["name"]: m["plans"] for m in document["variants"][0]["methods"]}
-    held = [{b["blob"] for b in methods[name][0]["buffers"] if "blob" in b} for name in ("encode", "forward")]
-    assert held[0] and held[0] < held[1]
+    blobs = [{b["blob"] for b in methods[name][0]["buffers"] if "blob" in b} for name in ("encode", "forward")]
+    assert blobs[0] and blobs[0] < blobs[1]
     assert len(document["blobs"]) == len({data[start : start + nbytes] for start, nbytes in document["blobs"]})
     texts = [json.dumps(k) for k in document["kernels"]]
     assert len(texts) == len(set(texts))
@@ -126,14 +125,14 @@ def test_constants_and_kernels_are_stored_once() -> None:
 def test_targets_share_what_they_have_in_common() -> None:
     targets = (device().target, Target())
     document, data = parts(to_bytes(ptegpu.compile(DATA / "mlp.pte", targets=targets)))
-    one = parts(content("mlp"))[1]
+    single = parts(content("mlp"))[1]
     assert [v["target"].get("name", "generic") for v in document["variants"]] == [t.name for t in targets]
     blobs = [
         {b["blob"] for m in v["methods"] for p in m["plans"] for b in p["buffers"] if "blob" in b}
         for v in document["variants"]
     ]
     assert blobs[0] & blobs[1]
-    assert len(data) < 2 * len(one)
+    assert len(data) < 2 * len(single)
 
 
 def test_zeros_of_states_are_not_stored() -> None:
@@ -169,8 +168,8 @@ def test_what_the_host_runs_is_named() -> None:
 def test_what_the_program_tells_of_itself(tmp_path: Path) -> None:
     path = tmp_path / "control.bundle"
     path.write_bytes(content("control"))
-    with ptegpu.load(DATA / "control.pte", device=device()) as one, ptegpu.load(path, device=device()) as other:
-        mine, its = one.method("forward"), other.method("forward")
+    with ptegpu.load(DATA / "control.pte", device=device()) as program, ptegpu.load(path, device=device()) as other:
+        mine, its = program.method("forward"), other.method("forward")
         assert (mine.inputs, mine.outputs) == (its.inputs, its.outputs)
         assert str(mine.metadata) == str(its.metadata)
         assert str(path) in repr(other)
@@ -179,28 +178,28 @@ def test_what_the_program_tells_of_itself(tmp_path: Path) -> None:
 # Running
 
 
-def same(one: Any, other: Any) -> bool:
-    if isinstance(one, list | tuple):
-        return len(one) == len(other) and all(map(same, one, other))
-    return type(one) is type(other) and np.array_equal(one, other)
+def same(value: Any, other: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return len(value) == len(other) and all(map(same, value, other))
+    return type(value) is type(other) and np.array_equal(value, other)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_results_are_those_of_the_program(name: str) -> None:
     """Twice: what a call leaves in the states, the next one finds; and once more after a reset."""
     with (
-        ptegpu.load(DATA / f"{name}.pte", EXTERNAL.get(name), device()) as one,
+        ptegpu.load(DATA / f"{name}.pte", EXTERNAL.get(name), device()) as program,
         ptegpu.load(content(name), device=device()) as other,
     ):
-        assert one.methods == other.methods
+        assert program.methods == other.methods
         first = []
         for k in range(3):
             if k == 2:
-                one.reset()
+                program.reset()
                 other.reset()
-            for method in one.methods:
-                for inputs in INPUTS[name] if one.method(method).inputs else [[]]:
-                    expected = one.method(method).execute(inputs)
+            for method in program.methods:
+                for inputs in INPUTS[name] if program.method(method).inputs else [[]]:
+                    expected = program.method(method).execute(inputs)
                     assert same(expected, other.method(method).execute(inputs))
                     first += [expected] if k == 0 else []
                     if k == 2:
@@ -282,10 +281,10 @@ def test_an_output_that_the_plan_does_not_read_is_read_anyway() -> None:
     document, data = parts(content("mlp"))
     document["variants"][0]["methods"][0]["items"][0]["read"] = []
     with (
-        ptegpu.load(content("mlp"), device=device()) as one,
+        ptegpu.load(content("mlp"), device=device()) as program,
         ptegpu.load(whole(document, data), device=device()) as other,
     ):
-        expected = one.method("forward").execute([normal(2, 8)])
+        expected = program.method("forward").execute([normal(2, 8)])
         assert same(expected, other.method("forward").execute([normal(2, 8)]))
         assert same(expected, other.method("forward").start([normal(2, 8)]).result())
 
@@ -309,7 +308,7 @@ SOFTWARE = Target("software", device_class=CLASSES["software"])
 
 
 @pytest.mark.parametrize(
-    ("here", "targets", "taken"),
+    ("here", "targets", "expected"),
     [
         (Target(), [Target(max_invocations=512), Target(), Target()], 1),
         (Target(), [SOFTWARE, Target()], 1),
@@ -319,16 +318,16 @@ SOFTWARE = Target("software", device_class=CLASSES["software"])
         (SOFTWARE, [replace(SOFTWARE, f16=True), Target(), SOFTWARE, SOFTWARE], 2),
     ],
 )
-def test_the_first_target_that_fits_is_taken(here: Target, targets: Sequence[Target], taken: int) -> None:
+def test_the_first_target_that_fits_is_taken(here: Target, targets: Sequence[Target], expected: int) -> None:
     """On a software adapter, targets for one are the first; elsewhere they are the last."""
     methods = [{str(k): bundle("mlp").methods[0]["forward"]} for k in range(len(targets))]
-    made = Bundle(bundle("mlp").file, tuple(targets), tuple(methods))
-    assert made.methods_for(here) is methods[taken]
+    merged = Bundle(bundle("mlp").file, tuple(targets), tuple(methods))
+    assert merged.methods_for(here) is methods[expected]
 
 
 def test_a_size_that_it_was_not_compiled_for() -> None:
-    few = ptegpu.compile(DATA / "dynamic.pte", EXTERNAL["dynamic"], device().target, {"input 0[1]": [4]})
-    with ptegpu.load(to_bytes(few), device=device()) as program:
+    bundle_of_4 = ptegpu.compile(DATA / "dynamic.pte", EXTERNAL["dynamic"], device().target, {"input 0[1]": [4]})
+    with ptegpu.load(to_bytes(bundle_of_4), device=device()) as program:
         program(tokens(4))
         expected = r"plan forward.0 does not hold for \[\(1, 16\)\]; compile the program again with these sizes"
         with pytest.raises(InvalidInput, match=expected):
@@ -341,13 +340,13 @@ def test_a_size_that_it_was_not_compiled_for() -> None:
     [("dynamic", [np.array([[1, 2, 11]])]), ("control", [normal(3, 4), np.array([0, 4])]), ("mlp", [normal(3, 8)])],
 )
 def test_a_bad_input_is_told_in_the_same_words(name: str, inputs: Inputs) -> None:
-    told = []
+    errors = []
     for source, data in ((DATA / f"{name}.pte", EXTERNAL.get(name)), (content(name), None)):
         with ptegpu.load(source, data, device()) as program, pytest.raises(InvalidInput) as e:
             program(*inputs)
-        told.append((type(e.value), str(e.value)))
-    assert told[0] == told[1]
-    assert (told[0][0] is IndexOutOfRange) == (name != "mlp")
+        errors.append((type(e.value), str(e.value)))
+    assert errors[0] == errors[1]
+    assert (errors[0][0] is IndexOutOfRange) == (name != "mlp")
 
 
 @pytest.mark.parametrize("extra", [{"data": DATA / "dynamic-0.ptd"}, {"append": {"forward": lambda tail: None}}])
@@ -416,12 +415,12 @@ def test_the_head_says_what_each_variant_is(web: Path) -> None:
 
 def test_a_variant_says_what_it_needs_in_the_words_of_webgpu() -> None:
     target = Target(f16=True, subgroups=True, subgroup_size=32, max_shared_bytes=32768)
-    told = variant_needs(target, [])
-    assert told["features"] == ["shader-f16", "subgroups"]
-    assert told["info"] == {"subgroupMinSize": 32, "subgroupMaxSize": 32}
-    assert told["limits"]["maxComputeWorkgroupStorageSize"] == 32768
+    needs = variant_needs(target, [])
+    assert needs["features"] == ["shader-f16", "subgroups"]
+    assert needs["info"] == {"subgroupMinSize": 32, "subgroupMaxSize": 32}
+    assert needs["limits"]["maxComputeWorkgroupStorageSize"] == 32768
     assert (variant_needs(Target(), [])["features"], variant_needs(Target(), [])["info"]) == ([], {})
-    with pytest.raises(InvalidInput, match="which no browser has"):
+    with pytest.raises(InvalidInput, match="which no browser supports"):
         variant_needs(Target(matrices=("f16 f32 16x16x16",)), [])
 
 
@@ -433,11 +432,11 @@ def test_a_variant_says_what_it_needs_in_the_words_of_webgpu() -> None:
 def test_a_method_says_what_one_plan_does(tmp_path: Path, name: str, method: str, direct: Any) -> None:
     save_web(ptegpu.compile(DATA / f"{name}.pte"), tmp_path)
     content = json.loads((tmp_path / "variant-0.json").read_bytes())
-    (told,) = (m for m in content["methods"] if m["name"] == method)
-    assert told["direct"] == direct
-    for k, (given, o) in enumerate(zip(told["signature"]["inputs"], told["inputs"], strict=True)):
-        slot = told["slots"][o["slot"]]
-        assert given == {
+    (record,) = (m for m in content["methods"] if m["name"] == method)
+    assert record["direct"] == direct
+    for k, (port, o) in enumerate(zip(record["signature"]["inputs"], record["inputs"], strict=True)):
+        slot = record["slots"][o["slot"]]
+        assert port == {
             "name": f"input {k}",
             "dtype": slot["dtype"],
             "shape": slot["sizes"],
@@ -449,7 +448,7 @@ def test_a_method_says_what_one_plan_does(tmp_path: Path, name: str, method: str
         start, length = (0, 0) if blob is None else places[blob]
         return [nbytes, start, (length + 3) // 4 * 4]
 
-    for plan in told["plans"]:
+    for plan in record["plans"]:
         params = iter(plan["params"])
         resets = {to: source for source, to in plan["resets"]}
         for at, b in zip(plan["at"], plan["buffers"], strict=True):
@@ -476,9 +475,9 @@ def test_a_shard_is_at_most_24_mib() -> None:
 
 def test_a_folder_is_the_same_bundle(web: Path) -> None:
     assert to_bytes(two_targets()) == to_bytes(load(web))
-    with ptegpu.load(web, device=device()) as one, ptegpu.load(content("control"), device=device()) as other:
+    with ptegpu.load(web, device=device()) as program, ptegpu.load(content("control"), device=device()) as other:
         for inputs in INPUTS["control"]:
-            assert same(one(*inputs), other(*inputs))
+            assert same(program(*inputs), other(*inputs))
 
 
 def rewrite(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
@@ -490,14 +489,14 @@ def rewrite(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
 def replaced(folder: Path, text: bytes) -> None:
     """Another file for a variant, of which the head tells the truth."""
     (folder / "variant-1.json").write_bytes(text)
-    told = ["variant-1.json", len(text), hashlib.sha256(text).hexdigest()]
-    rewrite(folder, lambda d: d["variants"][1].__setitem__("file", told))
+    listed = ["variant-1.json", len(text), hashlib.sha256(text).hexdigest()]
+    rewrite(folder, lambda d: d["variants"][1].__setitem__("file", listed))
 
 
 def swap(folder: Path) -> None:
-    one, other = folder / "shard-000.bin", folder / "shard-001.bin"
-    data = one.read_bytes()
-    one.write_bytes(other.read_bytes())
+    first, other = folder / "shard-000.bin", folder / "shard-001.bin"
+    data = first.read_bytes()
+    first.write_bytes(other.read_bytes())
     other.write_bytes(data)
 
 
@@ -516,34 +515,34 @@ def shorten(folder: Path) -> None:
     ("harm", "message"),
     [
         (lambda folder: (folder / "shard-001.bin").unlink(), "shard-001.bin is missing"),
-        (swap, "shard-000.bin is not the file that it should be"),
-        (shorten, "shard-001.bin is not the file that it should be"),
+        (swap, "shard-000.bin is not the file that bundle.json lists"),
+        (shorten, "shard-001.bin is not the file that bundle.json lists"),
         (outside, "its list of files is wrong"),
         (lambda folder: (folder / "variant-1.json").unlink(), "variant-1.json is missing"),
-        (lambda folder: (folder / "variant-1.json").write_bytes(b"{}"), "variant-1.json is not the file that it"),
-        (lambda folder: replaced(folder, b"{"), "no JSON"),
-        (lambda folder: replaced(folder, b"[]"), r"variants\[1\] is no object"),
+        (lambda folder: (folder / "variant-1.json").write_bytes(b"{}"), "variant-1.json is not the file that bundle"),
+        (lambda folder: replaced(folder, b"{"), "invalid JSON"),
+        (lambda folder: replaced(folder, b"[]"), r"variants\[1\] is not an object"),
         (lambda folder: replaced(folder, b"{}"), r"variants\[1\].kernels is "),
-        (lambda folder: replaced(folder, b'{"kernels":[]}'), r"variants\[1\].methods is no list"),
+        (lambda folder: replaced(folder, b'{"kernels":[]}'), r"variants\[1\].methods is not a list"),
         (lambda folder: rewrite(folder, lambda d: d["variants"][1].pop("file")), "its list of files is wrong"),
         (
             lambda folder: rewrite(folder, lambda d: d["variants"][1]["bytes"].__setitem__("buffers", 1)),
-            r"variants\[1\] does not say what it needs",
+            r"variants\[1\] lists other memory needs than its plans have",
         ),
-        (lambda folder: rewrite(folder, lambda d: d.__setitem__("variants", [])), "it is for no target"),
-        (lambda folder: rewrite(folder, lambda d: d["shards"][0].__setitem__(0, "..")), "is not the file that it"),
+        (lambda folder: rewrite(folder, lambda d: d.__setitem__("variants", [])), "it has no targets"),
+        (lambda folder: rewrite(folder, lambda d: d["shards"][0].__setitem__(0, "..")), "is not the file that bundle"),
         (
             lambda folder: rewrite(folder, lambda d: d["shards"][0].__setitem__(0, "a\0b")),
             "is missing",
         ),
         (lambda folder: rewrite(folder, lambda d: d["shards"].pop()), "it refers to bytes that it does not have"),
-        (lambda folder: rewrite(folder, lambda d: d.pop("shards")), "shards is no list"),
+        (lambda folder: rewrite(folder, lambda d: d.pop("shards")), "shards is not a list"),
         (
             lambda folder: rewrite(folder, lambda d: d["shards"].append(d["shards"][0])),
             "shard-000.bin is listed twice",
         ),
-        (lambda folder: (folder / MANIFEST).write_bytes(b"[" * 9999), "no JSON"),
-        (lambda folder: (folder / MANIFEST).write_bytes(b"\xff"), "no JSON"),
+        (lambda folder: (folder / MANIFEST).write_bytes(b"[" * 9999), "invalid JSON"),
+        (lambda folder: (folder / MANIFEST).write_bytes(b"\xff"), "invalid JSON"),
         (
             lambda folder: rewrite(folder, lambda d: d.__setitem__("version", 1)),
             "format version 1, this ptegpu reads 2",
@@ -561,7 +560,7 @@ def test_a_folder_with_something_wrong(web: Path, harm: Callable[[Path], object]
 
 
 def survives(data: bytes) -> bool:
-    """Whether a file can be loaded, in a second; anything but `InvalidProgram` passes through."""
+    """Return whether a file can be loaded within a second; errors other than `InvalidProgram` propagate."""
     started = time.process_time()
     try:
         load(data)
@@ -601,7 +600,7 @@ def test_what_is_hardly_a_file(data: bytes) -> None:
     [
         ([], "not a ptegpu bundle"),
         ({"format": "ptegpu-bundle"}, "format version None"),
-        ({"format": "ptegpu-bundle", "version": 1}, "blobs is no list"),
+        ({"format": "ptegpu-bundle", "version": 1}, "blobs is not a list"),
         ({"format": "ptegpu-bundle", "version": 1, "blobs": [[0, 1]]}, "refers to bytes that it does not have"),
         ({"format": "ptegpu-bundle", "version": 1, "blobs": [[False, 0]]}, "refers to bytes that it does not have"),
     ],
@@ -614,15 +613,15 @@ def test_documents_that_are_not_bundles(document: Any, message: str) -> None:
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        ([["const", 0.5, 0]], "is row N, no whole number"),
-        ([["const", 2, 0], ["div", "N", "N"]], "is row N, no whole number"),
+        ([["const", 0.5, 0]], "is row N, which is not an int"),
+        ([["const", 2, 0], ["div", "N", "N"]], "is row N, which is not an int"),
         ([["const", float("nan"), 0]], "row N is the number nan"),
         ([["add", "N", "N"]], "row N's first operand is"),
         ([["const", 2**50, 0], ["mul", "N", "N"], ["mul", "N", "N"], ["mul", "N", "N"]], "can be too large"),
         ([["size", 0, 9]], "row N's dimension is 9, there are 2"),
         ([["size", -1, 0]], "row N's input is -1"),
-        ([["pow", 0, 0]], "row N is 'pow'"),
-        ([["add", True, 0]], "what is no row"),
+        ([["pow", 0, 0]], "row N has the unknown operator 'pow'"),
+        ([["add", True, 0]], "has an invalid row"),
     ],
 )
 def test_rows_that_are_wrong(rows: list[list[Any]], message: str) -> None:
@@ -648,7 +647,7 @@ def in_families(plan: dict[str, Any]) -> None:
 
 
 def in_choices(plan: dict[str, Any]) -> None:
-    """The same with choices of a step."""
+    """Test many choices of a step likewise."""
     plan["rows"].append(["const", 0, 0])
     step = plan["families"][0]["steps"][0]
     step[:0] = [[[len(plan["rows"]) - 1], *step[0][1:]]] * 3000
@@ -660,10 +659,10 @@ def test_thousands_of_families_and_choices_run(grow: Callable[[dict[str, Any]], 
     grow(document["variants"][0]["methods"][0]["plans"][0])
     (inputs,) = INPUTS["mlp"]
     with (
-        ptegpu.load(whole(document, data), device=device()) as many,
-        ptegpu.load(content("mlp"), device=device()) as one,
+        ptegpu.load(whole(document, data), device=device()) as large,
+        ptegpu.load(content("mlp"), device=device()) as program,
     ):
-        np.testing.assert_array_equal(one(*inputs), many(*inputs))
+        np.testing.assert_array_equal(program(*inputs), large(*inputs))
 
 
 def test_memory_is_checked_before_it_is_spent() -> None:
@@ -686,13 +685,13 @@ def test_memory_is_checked_before_it_is_spent() -> None:
 def test_weights_of_a_folder_count_as_those_of_a_file(web: Path) -> None:
     """Constants over one blob, beyond four times the bytes of the files."""
     document = json.loads((web / MANIFEST).read_bytes())
-    told = document["variants"][0]["file"]
-    content = json.loads((web / told[0]).read_bytes())
+    listed = document["variants"][0]["file"]
+    content = json.loads((web / listed[0]).read_bytes())
     plan = next(p for m in content["methods"] for p in m["plans"])
     plan["buffers"] += [{"name": f"c{k}", "nbytes": 1 << 30, "role": "constant", "blob": 0} for k in range(4)]
     text = json.dumps(content).encode()
-    (web / told[0]).write_bytes(text)
-    document["variants"][0]["file"] = [told[0], len(text), hashlib.sha256(text).hexdigest()]
+    (web / listed[0]).write_bytes(text)
+    document["variants"][0]["file"] = [listed[0], len(text), hashlib.sha256(text).hexdigest()]
     document["variants"][0]["bytes"]["buffers"] += 4 << 30
     document["variants"][0]["bytes"]["largest"] = 1 << 30
     (web / MANIFEST).write_text(json.dumps(document))
@@ -702,8 +701,8 @@ def test_weights_of_a_folder_count_as_those_of_a_file(web: Path) -> None:
 
 def test_a_constant_that_two_plans_do_not_agree_on() -> None:
     document, data = parts(content("methods"))
-    one, other = (m["plans"][0]["buffers"] for m in document["variants"][0]["methods"][:2])
-    name = next(b["name"] for b in one if b["role"] == "constant")
+    buffers, other = (m["plans"][0]["buffers"] for m in document["variants"][0]["methods"][:2])
+    name = next(b["name"] for b in buffers if b["role"] == "constant")
     (buffer,) = [b for b in other if b["name"] == name]
     buffer["nbytes"] += 16
     with pytest.raises(InvalidProgram, match=f"the constant {name} is not the same in two plans"):

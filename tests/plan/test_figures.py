@@ -66,8 +66,8 @@ CASES: list[tuple[str, list[Arg | np.ndarray], DType, list[Figures]]] = [
 @pytest.mark.parametrize("op, args, dtype, expected", CASES, ids=lambda v: v if isinstance(v, str) else "")
 def test_figures(op: str, args: list[Arg | np.ndarray], dtype: DType, expected: list[Figures]) -> None:
     s = Sketch()
-    given = [s.constant(a) if isinstance(a, np.ndarray) else a for a in args]
-    plan, _ = plan_of(s.returns(s.tensor(op, *given, dtype=dtype)))
+    operands = [s.constant(a) if isinstance(a, np.ndarray) else a for a in args]
+    plan, _ = plan_of(s.returns(s.tensor(op, *operands, dtype=dtype)))
     assert expected == figures(plan)
 
 
@@ -83,10 +83,10 @@ def test_a_constant_in_parts_counts_part_by_part() -> None:
     y = s.tensor("aten.linear.default", s.input(1, 16), s.constant(f32(32, 16)))
     graph = s.returns(y)
     split_constants(graph, target)
-    found = figures(plan_of(graph, target)[0])
-    assert len(found) > 1
-    assert 32 * 16 * 4 == sum(read - 64 for read, _, _ in found)
-    assert 2 * 32 * 16 == sum(flops for _, _, flops in found)
+    parts = figures(plan_of(graph, target)[0])
+    assert len(parts) > 1
+    assert 32 * 16 * 4 == sum(read - 64 for read, _, _ in parts)
+    assert 2 * 32 * 16 == sum(flops for _, _, flops in parts)
 
 
 def test_caches_count_up_to_the_position_now() -> None:
@@ -99,8 +99,8 @@ def test_caches_count_up_to_the_position_now() -> None:
         planner = Planner(graph, Target())
         planner.extend([q.shape, position], lambda *_: 0)
         first = evaluated(planner.plan(), [q.shape, position], lambda *_: 0).dispatches[0]
-        seen = min(position + 2, 64)
-        assert (256 + 2 * seen * 64, 2 * 4 * pairs * 16) == (first.read_bytes, first.flops)
+        rows = min(position + 2, 64)
+        assert (256 + 2 * rows * 64, 2 * 4 * pairs * 16) == (first.read_bytes, first.flops)
 
 
 def test_a_write_into_a_cache_counts_what_it_changes() -> None:

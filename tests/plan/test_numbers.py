@@ -40,15 +40,15 @@ def unread(position: int, element: int) -> int:
 def test_every_operator_in_every_way(op: str) -> None:
     rows: tuple[Row, ...] = (("int", 0, 0), ("int", 1, 0), (op, 0, 1))
     pairs = list(itertools.product(VALUES, VALUES))
-    wanted = [RIGHT[op](a, b) for a, b in pairs]
-    one = program(rows, [2])
-    assert wanted == [one([a, b], unread)[0] for a, b in pairs]
+    expected = [RIGHT[op](a, b) for a, b in pairs]
+    evaluate = program(rows, [2])
+    assert expected == [evaluate([a, b], unread)[0] for a, b in pairs]
     first, second = np.array(pairs, np.int64).T
-    np.testing.assert_array_equal(wanted, Many(rows, {0: first, 1: second})[2])
+    np.testing.assert_array_equal(expected, Many(rows, {0: first, 1: second})[2])
     table = Table()
     places = [table.add("int", k, 0, (-(2**31), 2**31)) for k in (0, 1)]
     row = table.add(op, *places)
-    assert wanted == [Point(table, {0: a, 1: b})[row] for a, b in pairs]
+    assert expected == [Point(table, {0: a, 1: b})[row] for a, b in pairs]
 
 
 def test_floats_become_whole_numbers_again() -> None:
@@ -78,8 +78,8 @@ def test_the_first_alternative_that_holds_is_chosen() -> None:
     assert (0, 1, 0, -1) == choose([1, 1, 0, 0])
     assert (1, 0, 0, -1) == choose([0, 1, 5, 2])
     assert (2, -1, 0, -1) == choose([0, 1, 0, 0])
-    many = chooser([tuple((k,) for k in range(5000)), (tuple(range(5000)),)])
-    assert (4321, -1) == many([int(k >= 4321) for k in range(5000)])
+    choose_of_many = chooser([tuple((k,) for k in range(5000)), (tuple(range(5000)),)])
+    assert (4321, -1) == choose_of_many([int(k >= 4321) for k in range(5000)])
 
 
 def test_alternatives_after_the_first_that_holds_are_not_looked_at() -> None:

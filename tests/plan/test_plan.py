@@ -1,4 +1,4 @@
-"""What a plan holds: something of everything, equal by its contents, the same for the same graph; plans by hand."""
+"""The contents of plans: every kind of record, equality by contents, determinism; and plans written by hand."""
 
 from __future__ import annotations
 

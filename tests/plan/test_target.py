@@ -17,20 +17,20 @@ from ptegpu.plan.target import CLASSES, DeviceClass, Target
 GPU = CLASSES["discrete"]
 
 
-def plan(op: str, args: Sequence[Any], shape: tuple[int, ...], given: DeviceClass) -> Plan:
+def plan(op: str, args: Sequence[Any], shape: tuple[int, ...], device_class: DeviceClass) -> Plan:
     case = Case(op, tuple(args))
     arrays: dict[int, np.ndarray] = {}
     walk(list(args), lambda a: arrays.update({id(a): np.zeros(a.shape, a.dtype.numpy)}) if isinstance(a, T) else None)
     graph, _ = graph_of(case, arrays, [np.empty(shape, np.float32)])
-    return plan_of(graph, Target(device_class=given))
+    return plan_of(graph, Target(device_class=device_class))
 
 
-def product(m: int, k: int, n: int, given: DeviceClass) -> Plan:
-    return plan("aten.mm.default", (T((m, k)), T((k, n))), (m, n), given)
+def product(m: int, k: int, n: int, device_class: DeviceClass) -> Plan:
+    return plan("aten.mm.default", (T((m, k)), T((k, n))), (m, n), device_class)
 
 
-def names(found: Plan) -> list[str]:
-    return [found.kernels[d.kernel].name for d in found.dispatches]
+def names(traced: Plan) -> list[str]:
+    return [traced.kernels[d.kernel].name for d in traced.dispatches]
 
 
 def test_a_target_without_a_device_is_always_the_same() -> None:
@@ -82,14 +82,16 @@ def test_a_small_gpu_is_not_kept_busy_by_parts() -> None:
     ],
 )
 def test_less_work_fills_a_small_gpu(op: str, args: Sequence[Any], shape: tuple[int, ...]) -> None:
-    found = [plan(op, args, shape, replace(GPU, units=n)) for n in (128, 132, 16)]
-    assert found[0] == found[1]
-    assert sum(np.prod(d.grid) for d in found[2].dispatches) < sum(np.prod(d.grid) for d in found[0].dispatches)
+    plans = [plan(op, args, shape, replace(GPU, units=n)) for n in (128, 132, 16)]
+    assert plans[0] == plans[1]
+    assert sum(np.prod(d.grid) for d in plans[2].dispatches) < sum(np.prod(d.grid) for d in plans[0].dispatches)
 
 
 def test_packed_products_of_few_rows_are_shared_out_by_class() -> None:
     weight, scales = T((64, 512), DType.U8, constant=True), T((32, 64), constant=True)
     args = (T((1, 1024)), weight, scales, 32, None)
-    found = {name: plan("et_vk.linear_q4gsw.default", args, (1, 64), given) for name, given in CLASSES.items()}
-    assert found["discrete"] == found["integrated"] != found["software"]
-    assert (16, 0) == (found["software"].kernels[0].workgroup, found["software"].kernels[0].shared_bytes)
+    plans = {
+        name: plan("et_vk.linear_q4gsw.default", args, (1, 64), device_class) for name, device_class in CLASSES.items()
+    }
+    assert plans["discrete"] == plans["integrated"] != plans["software"]
+    assert (16, 0) == (plans["software"].kernels[0].workgroup, plans["software"].kernels[0].shared_bytes)

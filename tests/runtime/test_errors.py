@@ -16,8 +16,8 @@ from torch import nn
 
 import ptegpu
 from ptegpu import portable
-from ptegpu.compiler.join import join
 from ptegpu.compiler.partition import partition
+from ptegpu.compiler.stretches import join
 from ptegpu.dtypes import DType
 from ptegpu.format import pte
 from ptegpu.graph.flat import FlatMethod
@@ -198,13 +198,13 @@ def test_what_is_no_program() -> None:
         with pytest.raises(ptegpu.InvalidInput) as error:
             ptegpu.load(source)
         kind = type(source).__name__
-        assert str(error.value) == f"a program is a path, bytes or a file open for reading bytes, not {kind}"
+        assert str(error.value) == f"invalid program {kind}: expected a path, bytes or a file open for reading bytes"
 
 
 def test_what_load_cannot_use(file: bytes) -> None:
     for options, message in (
         ({"device": 1.5}, 'device is "auto", an index or part of a name, not float'),
-        ({"data": 3}, "data is one or several .ptd files, or mappings to bytes, not int"),
+        ({"data": 3}, "invalid data int: expected .ptd files, or mappings to bytes"),
     ):
         with pytest.raises(ptegpu.InvalidInput) as error:
             ptegpu.load(file, **options)

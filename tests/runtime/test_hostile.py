@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from ptegpu import PtegpuError, compile
-from ptegpu.compiler.join import join
 from ptegpu.compiler.partition import partition
 from ptegpu.compiler.planner import Planner
+from ptegpu.compiler.stretches import join
 from ptegpu.dtypes import DType
 from ptegpu.graph.flat import FlatMethod
 from ptegpu.graph.graph import Sym, Tensor

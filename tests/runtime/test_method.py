@@ -155,5 +155,5 @@ def test_an_output_that_nothing_writes_is_refused() -> None:
 def test_a_tensor_is_moved_to_one_like_it() -> None:
     with pytest.raises(InvalidProgram) as error:
         method([i64(2), i64(2, 1)], [0], [1], pte.MoveCall(0, 1))
-    message = "value 0, input 0:int64[2], is moved to value 1, v1:int64[2, 1], which it does not fit"
+    message = "value 0, input 0:int64[2], does not fit value 1, v1:int64[2, 1], where it is moved"
     assert f"model.pte: method forward: {message}" == str(error.value)

@@ -27,7 +27,7 @@ TARGETS = (Target(), Target(f16=True, subgroups=True, subgroup_size=32), Target(
 def planners(source: Any, target: Target, *, plain: bool = False, **options: Any) -> Iterator[Planner]:
     listed = options.pop("points", ())
     for cut in cut_methods(read_source(source), **options).values():
-        for joined in cut.joined.graphs.values():
+        for joined in cut.graphs.values():
             dynamic = [v.dynamic or v.dtype is None for v in joined.inputs]
             yield Planner(joined.graph, target, dynamic, points=listed, plain=plain)
 

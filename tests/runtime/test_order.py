@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ptegpu.compiler.order import arrange, reads, writes
-from ptegpu.compiler.partition import Host, Stretch, cut, places_of
+from ptegpu.compiler.partition import HostStep, Stretch, cut, places_of
 from ptegpu.dtypes import DType
 from ptegpu.graph.flat import FlatMethod
 from ptegpu.plan.method import Call, Instruction, Jump, Move, Operand, Var
@@ -200,7 +200,7 @@ def test_items_say_which_of_them_depend_on_sizes() -> None:
         call("aten.mul.Scalar", steps, BIG, out=var("y", I64)),
     ]
     items, _ = cut(FlatMethod("forward", [x], [], code))
-    assert [True, True, True] == [isinstance(i, Host) and i.by_size for i in items]
+    assert [True, True, True] == [isinstance(i, HostStep) and i.by_size for i in items]
 
 
 def test_what_needs_a_result_that_could_not_be_folded_is_not_folded() -> None:

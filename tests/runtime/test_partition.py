@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ptegpu.compiler import partition as module
-from ptegpu.compiler.partition import Host, Stretch, cut, describe, mutates, partition, places_of
+from ptegpu.compiler.partition import HostStep, Stretch, cut, describe, mutates, partition, places_of
 from ptegpu.dtypes import DType
 from ptegpu.errors import InvalidProgram, UnsupportedProgram
 from ptegpu.graph.flat import FlatMethod
@@ -196,7 +196,7 @@ def test_an_int_input_is_a_symbolic_int() -> None:
 def test_items_know_their_place_in_the_code() -> None:
     relu = call("aten.relu.default", var())
     jump = Jump(True, 2)
-    assert [Stretch(0, [relu]), Host(1, jump), Stretch(2, [relu, relu])] == partition(
+    assert [Stretch(0, [relu]), HostStep(1, jump), Stretch(2, [relu, relu])] == partition(
         FlatMethod("forward", [], [], [relu, jump, relu, relu])
     )
 

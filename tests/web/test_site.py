@@ -410,7 +410,7 @@ def test_logits_are_told_from_probabilities(tmp_path: Path) -> None:
         (DIGITS, {"tokenizer": "x"}, InvalidInput, "tokenizer is for the page chat; this one is image: it returns 10"),
         (DATA / "mlp.pte", {"labels": ["a"]}, InvalidInput, "labels is for the page image; this one is any"),
         (TALES, {"tokenizer": "nowhere"}, InvalidInput, "no tokenizer: nowhere does not exist"),
-        (DIGITS, {"sizes": {"x": [1]}}, InvalidInput, "the program has no size 'x' that may change"),
+        (DIGITS, {"sizes": {"x": [1]}}, InvalidInput, "unknown dynamic size 'x'"),
         (DATA / "dynamic.pte", {}, PtegpuError, "data"),
         (DATA / "nowhere.pte", {}, OSError, "No such file"),
     ],

@@ -1,26 +1,10 @@
-"""From a program to a bundle, without a device: `plan_program` is the entry point."""
+"""Compilation of a program to a bundle, without a device: `plan_program` is the entry point."""
 
-from typing import TYPE_CHECKING
-
-from ..lazy import lazy
-
-if TYPE_CHECKING:
-    from .append import Append, Tail
-    from .build import Joined
-    from .data import named_data
-    from .order import writes
-    from .partition import Stretch, ValueBounds, joins
-    from .program import Cut, cut_method, cut_methods, plan_methods, plan_program, read_source
-
-_LAZY = {
-    ".append": ["Append", "Tail"],
-    ".build": ["Joined"],
-    ".data": ["named_data"],
-    ".order": ["writes"],
-    ".partition": ["Stretch", "ValueBounds", "joins"],
-    ".program": ["Cut", "cut_method", "cut_methods", "plan_methods", "plan_program", "read_source"],
-}
-__getattr__ = lazy(__name__, {name: module for module, names in _LAZY.items() for name in names})
+from .append import Append, Tail
+from .order import writes
+from .partition import Stretch, ValueBounds, joins
+from .program import Cut, cut_method, cut_methods, named_data, plan_methods, plan_program, read_source
+from .stretches import Joined
 
 __all__ = [
     "Append",

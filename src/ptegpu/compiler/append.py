@@ -1,4 +1,4 @@
-"""Operator calls put at the end of a method when it is loaded, so that they join its last plan.
+"""Operator calls appended to a method when it is loaded, as part of its last plan.
 
     def largest(tail: Tail) -> None:
         (token,) = tail.call("aten.argmax.default", tail.outputs[0], -1, False, gives=[(DType.I32, (1,))])
@@ -6,7 +6,7 @@
 
     program = ptegpu.load("model.pte", append={"forward": largest})
 
-What is no longer an output is not read back from the GPU, and not computed unless something else needs it.
+A value that is no longer an output is not read back from the GPU, and only computed if something else needs it.
 """
 
 from __future__ import annotations
@@ -21,23 +21,20 @@ from ..plan.method import Call, Operand, Var, variables
 
 
 class Tail:
-    """The end of a method: its `outputs`, which may be read and replaced, and ways to add inputs and calls.
-
-    `flat` is the whole of it.
-    """
+    """The end of a method: its `outputs`, which may be read and replaced, and ways to add inputs and calls."""
 
     def __init__(self, flat: FlatMethod) -> None:
         self.flat = flat
-        self.outputs: list[Operand] = list(flat.outputs)  # a Var has `dtype` and `sizes`, the maximum where `dynamic`
+        self.outputs: list[Operand] = list(flat.outputs)  # a Var has `dtype` and `sizes`, upper bounds if `dynamic`
 
     def input(self, name: str, dtype: DType | None = None, sizes: Shape = (), *, dynamic: bool = False) -> Var:
-        """One more input of the method, after those it has; without dtype an int."""
+        """Add an input after those of the method; without dtype it is an int."""
         var = Var(name, dtype, sizes, dynamic or dtype is None, "input")
         self.flat.inputs.append(var)
         return var
 
     def call(self, op: str, *args: Operand, gives: Sequence[tuple[DType, Shape]]) -> tuple[Var, ...]:
-        """An operator of the registry, by its functional name; `gives` are its results at their maximum size."""
+        """Add a call of an operator, by its functional name; `gives` has its results at their maximum sizes."""
         dynamic = any(v.dynamic for v in variables(args))
         number = len(self.flat.code)
         outs = tuple(Var(f"{op} #{number}.{k}", dtype, sizes, dynamic) for k, (dtype, sizes) in enumerate(gives))
@@ -49,7 +46,7 @@ Append: TypeAlias = Callable[[Tail], None]
 
 
 def append_calls(flat: FlatMethod, append: Append) -> None:
-    """Let `append` add to the method and say what its outputs are."""
+    """Let `append` add calls to the method and replace its outputs."""
     tail = Tail(flat)
     append(tail)
-    flat.outputs, flat.output_tree = list(tail.outputs), ""  # which grouped those that it had
+    flat.outputs, flat.output_tree = list(tail.outputs), ""  # the tree described the old outputs

@@ -1,11 +1,11 @@
-"""Indices out of range, where the host knows them before a run: inputs, constants and symbolic ints.
+"""Bounds of the indices that the host knows before a run: inputs, constants and symbolic ints.
 
-The operators say in the registry which of their arguments are indices (`indexes`). An index tensor is traced back
-through operators that only move values. If it comes from an input or a constant, its elements are checked against the
-live size of what they index, before anything is submitted. Indices that the GPU computed are left to the kernels, which
-never reach outside a buffer.
+The operators declare which of their arguments are indices (`indexes`). An index tensor is traced back through operators
+that only move values. If it comes from an input or a constant, its elements are checked against the live size of what
+they index, before anything is submitted. Indices computed on the GPU are left to the kernels, which never access
+anything outside of a buffer.
 
-What is found becomes the `bounds` of a plan's family. `runtime/runner.py` checks them.
+The result is the `bounds` of a plan's family, which `runtime/runner.py` checks.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ from ..portable import PORTABLE
 from ..sizes import Size
 from .plan_writer import number
 
-# Rules that only move values, with a name under which NumPy's kernel is found: a rule may have others too.
+# Rules that only move values, each with a name that has a NumPy kernel.
 FOLLOWED = {d.steps: name for name, d in REGISTRY.items() if d.moves and d.view is None and name in PORTABLE}
 
 
-class Move(NamedTuple):
-    """One result of an operator that only moves values."""
+class MovingNode(NamedTuple):
+    """A node that only moves values, and which of its results is used."""
 
     node: Node
     number: int
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Index:
-    """An index of a node, and where its values come from."""
+class TracedIndex:
+    """An index of a node, and the source of its values."""
 
     node: Node
     number: int  # among the node's indices
     source: Tensor | Sym | int  # an input, a constant, a symbolic int or a literal
-    moves: tuple[Move, ...]  # from the source to the index
+    moves: tuple[MovingNode, ...]  # from the source to the index
 
 
 class Indices:
@@ -51,34 +51,32 @@ class Indices:
 
     def __init__(self, graph: Graph, memory: Memory) -> None:
         self.graph, self.memory = graph, memory
-        made = {out: Move(node, k) for node in graph.nodes for k, out in enumerate(node.outs)}
+        makers = {out: MovingNode(node, k) for node in graph.nodes for k, out in enumerate(node.outs)}
         mutated = {t for node in graph.nodes for t in node.mutates}
-        self.found: list[Index] = []
+        self.traced: list[TracedIndex] = []
         for node in graph.nodes:
             for k, bounded in enumerate(node.op.bounds(node.args)):
-                moves, source = _trace(bounded.values, made, mutated)
+                moves, source = _trace(bounded.values, makers, mutated)
                 if source is not None:
-                    self.found.append(Index(node, k, source, moves))
+                    self.traced.append(TracedIndex(node, k, source, moves))
         uses = Counter(v for n in graph.nodes for v in n.values())
         uses.update(flatten(tuple(graph.outputs)))
-        indexed = Counter(g.source for g in self.found if not g.moves)
-        self.only = {v for v in graph.inputs if v in indexed and uses[v] == indexed[v]}  # inputs that are nothing else
+        indexed = Counter(index.source for index in self.traced if not index.moves)
+        self.index_only = {v for v in graph.inputs if v in indexed and uses[v] == indexed[v]}  # inputs
 
     def bounds(self, buffers: Mapping[str, int]) -> tuple[Bound, ...]:
-        """Return the bounds at the live shapes; `buffers` are places by name."""
-        return tuple(self._bound(index, buffers) for index in self.found)
+        """Return the bounds at the live shapes; `buffers` maps names to positions in the plan."""
+        return tuple(self._bound(index, buffers) for index in self.traced)
 
-    def _bound(self, index: Index, buffers: Mapping[str, int]) -> Bound:
+    def _bound(self, index: TracedIndex, buffers: Mapping[str, int]) -> Bound:
         source = index.source
         bounded = index.node.op.bounds(index.node.args)[index.number]
         low, end, node = number(bounded.low), number(bounded.end), index.node.name
         if isinstance(source, Tensor):
             moves = tuple(_moved(m) for m in index.moves)
             if source.kind == "constant":
-                buffer, text = (
-                    buffers[self.memory.buffer_of[source].name],
-                    f"constant {source.name}: the index {{}} at {{}}",
-                )
+                buffer = buffers[self.memory.buffer_of[source].name]
+                text = f"constant {source.name}: the index {{}} at {{}}"
                 return Bound("constant", buffer, low, end, text, node, source.dtype, source.max_shape, moves)
             place = self.graph.inputs.index(source)
             return Bound("input", place, low, end, f"{source.name}: the index {{}} at {{}}", node, moves=moves)
@@ -87,7 +85,7 @@ class Indices:
         return Bound("int", value, low, end, text, node)
 
 
-def _moved(move: Move) -> Moved:
+def _moved(move: MovingNode) -> Moved:
     node = move.node
     out = node.outs[move.number]
     assert isinstance(out, Tensor)
@@ -98,23 +96,25 @@ def _moved(move: Move) -> Moved:
 
 
 def _trace(
-    values: Tensor | Sym | int, made: dict[Value, Move], mutated: set[Tensor]
-) -> tuple[tuple[Move, ...], Tensor | Sym | int | None]:
-    """What moved the values on their way, and what they are: None, if the GPU computes them."""
-    moves: list[Move] = []
+    values: Tensor | Sym | int, makers: dict[Value, MovingNode], mutated: set[Tensor]
+) -> tuple[tuple[MovingNode, ...], Tensor | Sym | int | None]:
+    """Return the moves of an index's values, and their source; None if the GPU computes them."""
+    moves: list[MovingNode] = []
     while isinstance(values, Tensor) and values.kind == "temp":
-        move = made.get(values)
+        move = makers.get(values)
         if move is None or values in mutated or not _keeps_values(move):
             return (), None
         moves.append(move)
         first = move.node.args[0]
         assert isinstance(first, Tensor)
         values = first
-    known = not isinstance(values, Tensor) or values.kind == "input" or (values.kind == "constant" and not values.parts)
-    return tuple(reversed(moves)), values if known else None
+    on_host = (
+        not isinstance(values, Tensor) or values.kind == "input" or (values.kind == "constant" and not values.parts)
+    )
+    return tuple(reversed(moves)), values if on_host else None
 
 
-def _keeps_values(move: Move) -> bool:
+def _keeps_values(move: MovingNode) -> bool:
     op, source, out = move.node.op, move.node.args[0], move.node.outs[move.number]
     if not op.moves or not isinstance(source, Tensor) or not isinstance(out, Tensor):
         return False
@@ -123,7 +123,7 @@ def _keeps_values(move: Move) -> bool:
 
 
 def _plain(a: Arg) -> object:
-    """An argument as data; the only tensor is the one that is moved."""
+    """Return an argument as data; the only tensor is the one that is moved."""
     if isinstance(a, tuple):
         return tuple(map(_plain, a))
     if isinstance(a, Tensor):
@@ -132,7 +132,7 @@ def _plain(a: Arg) -> object:
 
 
 def _place(node: Node, source: Tensor) -> list[int]:
-    """Return which element of its source a node reads; in a dimension that changes, the last one is -1."""
+    """Return the position of the element that a node reads; in a dynamic dimension, the last one is -1."""
     _, *where = node.op.bind(node.args)
     place = [0] * source.rank
     if where and place:
@@ -144,9 +144,9 @@ def _place(node: Node, source: Tensor) -> list[int]:
 
 
 def _origin(graph: Graph, sym: Sym) -> str:
-    """A symbolic int with what it was made from; {} is where its value goes."""
-    made = {out: node for node in graph.nodes for out in node.outs}
-    node = made.get(sym)
+    """Return a message about a symbolic int that names its sources, with {} for the value."""
+    makers = {out: node for node in graph.nodes for out in node.outs}
+    node = makers.get(sym)
     if node is None:
         return f"{sym.name}: the position {{}}"
     first = node.args[0]
@@ -155,9 +155,9 @@ def _origin(graph: Graph, sym: Sym) -> str:
     queue, sources = [sym], dict[str, None]()
     while queue:
         value = queue.pop()
-        if value in made:
-            queue += [v for v in flatten(made[value].args) if isinstance(v, Sym)]
-            sources |= {v.name: None for v in flatten(made[value].args) if isinstance(v, Tensor)}
-        else:
+        operands = list(flatten(makers[value].args)) if value in makers else []
+        queue += [v for v in operands if isinstance(v, Sym)]
+        sources |= {v.name: None for v in operands if isinstance(v, Tensor)}
+        if value not in makers:
             sources[value.name] = None
     return f"the position {{}}, computed from {' and '.join(sources)},"

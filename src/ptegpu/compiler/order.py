@@ -1,9 +1,9 @@
-"""What the host computes before the GPU starts, and the order of everything else.
+"""The order of a method's calls, and the calls that the host computes before the GPU starts.
 
 A call that only the host can run ends a stretch. Often everything that it depends on is known before the run:
-constants, the sizes of the inputs, or ints from the caller (token ids, masks, positions). Such calls, and those that
-they need, run first; calls that depend only on constants run once, at load. The rest of a block (calls between two
-branches) is ordered so that host and GPU alternate as rarely as the data allows.
+constants, the sizes of the inputs, or ints from the caller (token ids, masks, positions). Such calls and their operands
+run first; calls that depend only on constants run once, at load. The rest of a block (calls between two branches) is
+ordered so that host and GPU alternate as rarely as the data allows.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from enum import IntEnum
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -22,16 +22,16 @@ from ..errors import PtegpuError
 from ..graph.flat import FlatMethod
 from ..limits import may_fold
 from ..ops import REGISTRY
+from ..plan.device_arrays import seen
 from ..plan.method import Call, Instruction, Jump, Move, Operand, Var, variables
-from ..plan.narrow import seen
 from ..portable import PORTABLE
 from ..portable.host import on_host, run
 
-LARGEST = 1 << 28  # bytes: a larger result is not kept between calls
+MAX_EARLY_BYTES = 1 << 28  # of the results of a call that runs early
 
 
-class Known(IntEnum):
-    """When the host can know a value, earliest first."""
+class Availability(IntEnum):
+    """The time at which the host can compute a value, earliest first."""
 
     AT_LOAD = 0  # from constants
     PER_SIZE = 1  # from the sizes of the inputs and from ints among them
@@ -40,14 +40,14 @@ class Known(IntEnum):
 
 
 def reads(instruction: Instruction) -> list[Var]:
-    """The slots whose values it uses."""
+    """Return the slots that an instruction reads."""
     if isinstance(instruction, Call):
         return variables(instruction.args)
     return variables(instruction.condition if isinstance(instruction, Jump) else instruction.source)
 
 
 def writes(instruction: Instruction) -> list[Var]:
-    """The slots that get a value there."""
+    """Return the slots that an instruction writes."""
     if isinstance(instruction, Call):
         places = REGISTRY[instruction.op].mutates if instruction.op in REGISTRY else ()
         mutated = [v for k in places if k < len(instruction.args) for v in variables(instruction.args[k])]
@@ -58,119 +58,120 @@ def writes(instruction: Instruction) -> list[Var]:
 def arrange(flat: FlatMethod, on_gpu: Sequence[bool]) -> tuple[list[bool], int]:
     """Fold and reorder the code in place.
 
-    `on_gpu` says of each instruction whether the GPU serves it. Returns the same of the new ones, and how many at the
-    front depend on sizes only.
+    `on_gpu` has for each instruction whether the GPU serves it. Return the same for the new code, and how many of its
+    first instructions depend on sizes only.
     """
-    known, places = levels(flat, on_gpu)
-    folded = _fold_all(flat.code, [k for k, level in enumerate(known) if level is Known.AT_LOAD and not places[k]])
+    available, places = levels(flat, on_gpu)
+    constant = [k for k, level in enumerate(available) if level is Availability.AT_LOAD and not places[k]]
+    folded = _fold_all(flat.code, constant)
     flat.folded += [c for k in sorted(folded) if isinstance(c := flat.code[k], Call)]
     order: list[int] = []
-    moved: dict[int, int] = {}  # first instruction of a block → its new place
+    starts: dict[int, int] = {}  # first instruction of a block → its new position
     for block in _blocks(flat.code):
-        moved[block.start] = len(order)
-        order += _alternate(flat.code, [k for k in block if k not in folded], places, known)
-    moved[len(flat.code)] = len(order)
+        starts[block.start] = len(order)
+        order += _alternate(flat.code, [k for k in block if k not in folded], places, available)
+    starts[len(flat.code)] = len(order)
     ordered = [flat.code[k] for k in order]
-    flat.code = [Jump(i.condition, moved[i.target]) if isinstance(i, Jump) else i for i in ordered]
+    flat.code = [Jump(i.condition, starts[i.target]) if isinstance(i, Jump) else i for i in ordered]
     used = {*(v for i in flat.code for v in reads(i)), *(v for o in flat.outputs for v in variables(o))}
     for v in (v for c in flat.folded for v in c.outs if v not in used):
-        v.data = None  # a step on the way to another constant
-    front = next((n for n, k in enumerate(order) if places[k] or known[k] > Known.PER_SIZE), len(order))
+        v.data = None  # an intermediate result of other constants
+    front = next((n for n, k in enumerate(order) if places[k] or available[k] > Availability.PER_SIZE), len(order))
     return [places[k] for k in order], front
 
 
-def levels(flat: FlatMethod, on_gpu: Sequence[bool]) -> tuple[list[Known], list[bool]]:
-    """Of each instruction, when the host can know its results, and whether the GPU runs it."""
-    known = _known(flat)
-    return known, _hoist(flat.code, on_gpu, known)
+def levels(flat: FlatMethod, on_gpu: Sequence[bool]) -> tuple[list[Availability], list[bool]]:
+    """Return for each instruction when the host can compute its results, and whether the GPU runs it."""
+    available = _available(flat)
+    return available, _hoist(flat.code, on_gpu, available)
 
 
 def replace(flat: FlatMethod, parts: Sequence[Sequence[Instruction]], pure: set[Var]) -> None:
-    """Put new instructions in place of each, and leave out those that write pure values which nobody reads any more."""
+    """Replace each instruction by those in `parts`, without those that only write unused values in `pure`."""
     used = {v for o in flat.outputs for v in variables(o)}
-    kept: list[list[Instruction]] = []
+    live: list[list[Instruction]] = []
     for part in reversed(parts):
-        kept.append([])
+        live.append([])
         for i in reversed(part):
             if not pure.issuperset(writes(i)) or not writes(i) or not used.isdisjoint(writes(i)):
-                kept[-1].insert(0, i)
+                live[-1].insert(0, i)
                 used.update(reads(i))
-    kept.reverse()
-    starts = [0]
-    for part in kept:
-        starts.append(starts[-1] + len(part))
-    code = [i for part in kept for i in part]
+    live.reverse()
+    starts = [0, *accumulate(map(len, live))]
+    code = [i for part in live for i in part]
     flat.code = [Jump(i.condition, starts[i.target]) if isinstance(i, Jump) else i for i in code]
 
 
 def _blocks(code: Sequence[Instruction]) -> list[range]:
-    """Runs of instructions that are entered at the first and left at the last."""
+    """Return the basic blocks: runs of instructions that are entered at the first and left at the last."""
     jumps = {k + 1: i.target for k, i in enumerate(code) if isinstance(i, Jump)}
     ends = sorted({0, *jumps, *jumps.values(), len(code)})
     return [range(a, b) for a, b in pairwise(ends)]
 
 
-def _known(flat: FlatMethod) -> list[Known]:
-    """When the host can know the results of each instruction."""
+def _available(flat: FlatMethod) -> list[Availability]:
+    """Return when the host can compute the results of each instruction."""
     written = Counter(v for i in flat.code for v in writes(i))
-    levels: dict[Var, Known] = {}
+    levels: dict[Var, Availability] = {}
     for v in flat.inputs:
         if isinstance(v, Var) and not written[v]:
-            whole = v.dtype is not None and not v.dtype.is_float
-            levels[v] = Known.PER_SIZE if v.dtype is None else Known.PER_CALL if whole else Known.LATER
+            if v.dtype is None:
+                levels[v] = Availability.PER_SIZE
+            else:
+                levels[v] = Availability.LATER if v.dtype.is_float else Availability.PER_CALL
     entry = next(iter(_blocks(flat.code)), range(0))
-    found = []
+    available = []
     for k, instruction in enumerate(flat.code):
-        level = Known.LATER
+        level = Availability.LATER
         if isinstance(instruction, Call) and _repeatable(instruction, written):
             level = _level(instruction, levels, written)
-            if level > Known.AT_LOAD and k not in entry:  # a branch may have gone another way
-                level = Known.LATER
+            if level > Availability.AT_LOAD and k not in entry:  # a branch may skip it
+                level = Availability.LATER
             levels.update(dict.fromkeys(instruction.outs, level))
-        found.append(level)
-    return found
+        available.append(level)
+    return available
 
 
 def _repeatable(c: Call, written: Counter[Var]) -> bool:
-    """Whether the host can run it early, with results that are small and that nothing else writes."""
+    """Return whether the host can run a call early: its results are small, and nothing else writes them."""
     if not on_host(c) or len(writes(c)) != len(c.outs) or (c.op in PORTABLE and PORTABLE[c.op].random):
         return False
-    return all(written[o] == 1 and o.kind == "temp" for o in c.outs) and _nbytes(c.outs) <= LARGEST
+    return all(written[o] == 1 and o.kind == "temp" for o in c.outs) and _nbytes(c.outs) <= MAX_EARLY_BYTES
 
 
 def _nbytes(values: Sequence[Var]) -> int:
     return sum(math.prod(v.sizes) * v.dtype.size for v in values if v.dtype)
 
 
-def _level(c: Call, levels: dict[Var, Known], written: Counter[Var]) -> Known:
+def _level(c: Call, levels: dict[Var, Availability], written: Counter[Var]) -> Availability:
     definition = REGISTRY.get(c.op)
     by_shape = definition is not None and definition.by_shape
 
-    def of(v: Var) -> Known:
+    def of(v: Var) -> Availability:
         if v.kind == "constant" and v.data is not None and not written[v]:
-            return Known.AT_LOAD
+            return Availability.AT_LOAD
         if by_shape and v.kind == "input" and v.dtype is not None and not written[v]:
-            return Known.PER_SIZE if v.dynamic else Known.AT_LOAD
-        return levels.get(v, Known.LATER)
+            return Availability.PER_SIZE if v.dynamic else Availability.AT_LOAD
+        return levels.get(v, Availability.LATER)
 
-    level = max(map(of, variables(c.args)), default=Known.AT_LOAD)
-    whole = all(v.dtype is None or not v.dtype.is_float for v in (*variables(c.args), *c.outs))
-    return level if level is not Known.PER_CALL or whole else Known.LATER
+    level = max(map(of, variables(c.args)), default=Availability.AT_LOAD)
+    ints_only = all(v.dtype is None or not v.dtype.is_float for v in (*variables(c.args), *c.outs))
+    return level if level is not Availability.PER_CALL or ints_only else Availability.LATER
 
 
-def _hoist(code: Sequence[Instruction], on_gpu: Sequence[bool], known: Sequence[Known]) -> list[bool]:
-    """For each instruction, whether the GPU runs it: not what only the host can run, nor what that needs beforehand."""
+def _hoist(code: Sequence[Instruction], on_gpu: Sequence[bool], available: Sequence[Availability]) -> list[bool]:
+    """Return for each instruction whether the GPU runs it: not if it is for the host, or early input of such a call."""
     places = list(on_gpu)
     needed: set[Var] = set()
     for k in range(len(code) - 1, -1, -1):
-        if known[k] is not Known.LATER and (not on_gpu[k] or not needed.isdisjoint(writes(code[k]))):
+        if available[k] is not Availability.LATER and (not on_gpu[k] or not needed.isdisjoint(writes(code[k]))):
             places[k] = False
             needed.update(reads(code[k]))
     return places
 
 
 def _fold_all(code: Sequence[Instruction], places: Sequence[int]) -> set[int]:
-    """Compute what can be computed now, of these calls on constants and on each other's results."""
+    """Compute calls on constants and on each other's results now; return those that succeeded."""
     folded: set[int] = set()
     failed: set[Var] = set()
     for k in places:
@@ -182,14 +183,14 @@ def _fold_all(code: Sequence[Instruction], places: Sequence[int]) -> set[int]:
 
 
 def _fold(instruction: Instruction) -> bool:
-    """Compute a call on constants now; whether that worked. Its results become constants."""
+    """Compute a call on constants now, and make its results constants; return False if that fails."""
     assert isinstance(instruction, Call)
     if not may_fold(_nbytes(instruction.outs)):
         return False
     try:
         results = run(instruction, [_constant(a) for a in instruction.args])
     except PtegpuError:
-        return False  # the run says what is wrong, if it comes there
+        return False  # a run that gets there raises it
     if any(v.dtype is not None and r.shape != v.sizes for v, r in zip(instruction.outs, results, strict=True)):
         return False
     for v, result in zip(instruction.outs, results, strict=True):
@@ -211,14 +212,14 @@ def _constant(operand: Operand) -> Any:
 
 
 def _alternate(
-    code: Sequence[Instruction], block: Sequence[int], places: Sequence[bool], known: Sequence[Known]
+    code: Sequence[Instruction], block: Sequence[int], places: Sequence[bool], available: Sequence[Availability]
 ) -> list[int]:
-    """The block in an order that respects the data and alternates rarely between host and GPU; a branch stays last."""
+    """Return the block in an order that respects the data and rarely alternates between host and GPU, a branch last."""
     waiting, followers = _dependencies(code, block)
     ready: dict[bool, list[tuple[bool, int]]] = {False: [], True: []}
 
     def add(k: int) -> None:
-        heapq.heappush(ready[places[k]], (not places[k] and known[k] > Known.PER_SIZE, k))
+        heapq.heappush(ready[places[k]], (not places[k] and available[k] > Availability.PER_SIZE, k))
 
     for k in block:
         if not waiting[k]:
@@ -238,7 +239,7 @@ def _alternate(
 
 
 def _dependencies(code: Sequence[Instruction], block: Sequence[int]) -> tuple[dict[int, int], dict[int, list[int]]]:
-    """For each instruction, how many must run before it, and which must run after it."""
+    """Return for each instruction how many must run before it, and which must run after it."""
     before: dict[int, set[int]] = {k: set() for k in block}
     writer: dict[Var, int] = {}
     readers: dict[Var, list[int]] = {}

@@ -1,4 +1,4 @@
-"""Which calls of a method run on the GPU together, and which the host runs one by one.
+"""The partition of a method into stretches for the GPU and instructions for the host.
 
 Consecutive calls that have a GPU kernel form a stretch, which becomes one graph and one plan. A stretch ends where the
 host has to act: at a branch, an item read from a tensor just computed, or an operator that only has a NumPy kernel.
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ..dtypes import ON_GPU, DType
-from ..errors import InvalidProgram, UnsupportedProgram
+from ..errors import InvalidProgram, PtegpuError, UnsupportedProgram
 from ..graph.flat import FlatMethod
 from ..graph.graph import Arg, Sym, Tensor
 from ..limits import tick
@@ -31,14 +31,14 @@ _EXACT_ON_HOST = (DType.F64, DType.I16, DType.U16, DType.U32, DType.U64)
 
 @dataclass(slots=True)
 class Stretch:
-    """Calls that become one graph; `start` is the first one's place in the code."""
+    """Calls that become one graph; `start` is the position of the first in the code."""
 
     start: int
     calls: list[Call] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
-class Host:
+class HostStep:
     """One instruction; `by_size` if its results are the same in every call with inputs of the same sizes."""
 
     start: int
@@ -46,70 +46,86 @@ class Host:
     by_size: bool = False
 
 
-Item = Stretch | Host
+Part = Stretch | HostStep
 
 
 def mutates(op: str) -> tuple[int, ...]:
-    """Positions of the arguments that an operator writes in place."""
+    """Return the positions of the arguments that an operator writes in place."""
     return REGISTRY[op].mutates if op in REGISTRY else ()
 
 
-def partition(flat: FlatMethod) -> list[Item]:
-    """Cut a method into stretches and host instructions; UnsupportedProgram lists all operators that neither serves."""
-    items, unsupported = cut(flat)
+def partition(flat: FlatMethod) -> list[Part]:
+    """Return a method's stretches and host steps; raise UnsupportedProgram with all unsupported operators."""
+    parts, unsupported = cut(flat)
     if unsupported:
         listed = (f"  {count:4} × {what}" for what, count in sorted(unsupported.items()))
         raise UnsupportedProgram(f"method {flat.name} uses operators that ptegpu does not have:", *listed)
-    return items
+    return parts
 
 
-def cut(flat: FlatMethod) -> tuple[list[Item], Counter[str]]:
-    """Stretches and host instructions, and the calls among the latter that no kernel serves, described and counted.
+def cut(flat: FlatMethod) -> tuple[list[Part], Counter[str]]:
+    """Return a method's stretches and host steps, and its unsupported calls, described and counted.
 
-    What depends on constants alone is computed here, and the rest of the code put into a better order.
+    Calls that only depend on constants are computed here, and the rest of the code is reordered.
     """
     places = places_of(flat)
     if tabulate(flat, *levels(flat, places)):
         places = places_of(flat)
     places, front = arrange(flat, places)
     leaders = {i.target for i in flat.code if isinstance(i, Jump)}
-    items: list[Item] = []
+    parts: list[Part] = []
     stretch: Stretch | None = None
     unsupported: Counter[str] = Counter()
     for k, (instruction, on_gpu) in enumerate(zip(flat.code, places, strict=True)):
         if not on_gpu:
             if isinstance(instruction, Call) and not on_host(instruction):
                 unsupported[describe(instruction)] += 1
-            items.append(Host(k, instruction, k < front))
+            parts.append(HostStep(k, instruction, k < front))
             stretch = None
             continue
         assert isinstance(instruction, Call)
         if stretch is None or k in leaders:
             stretch = Stretch(k)
-            items.append(stretch)
+            parts.append(stretch)
         stretch.calls.append(instruction)
-    return [part for item in items for part in _without_scalars(item)], unsupported
+    return [step for part in parts for step in _without_scalars(part)], unsupported
 
 
 def places_of(flat: FlatMethod) -> list[bool]:
-    """Of each instruction, whether the GPU serves it. int64 that the host computed may not fit 32 bits afterwards."""
+    """Return for each instruction whether the GPU serves it. int64 that the host computes may not fit 32 bits."""
     for i in flat.code:
         if isinstance(i, Call):
-            _check(i)
+            _check_kinds(i)
     facts = ValueBounds(flat)
     while True:
         tick()
-        known, places = len(facts.unproved), []
+        before, places = len(facts.unproved), []
         for i in flat.code:
             places.append(isinstance(i, Call) and joins(i, facts))
             if not places[-1]:
                 facts.unproved |= {v for v in writes(i) if v.dtype is DType.I64 and not fits(facts.span(v))}
-        if len(facts.unproved) == known:
+        if len(facts.unproved) == before:
             return places
 
 
-def _check(call: Call) -> None:
-    """That the operator takes arguments of these kinds, and has results of these: all that follows relies on it."""
+def check_dims(flat: FlatMethod, path: str | None) -> None:
+    """Raise InvalidProgram for a symbolic int of a constant dimension or element that a tensor lacks at its largest.
+
+    Such a call fails at every size, so it is refused when the program is loaded.
+    """
+    for call in (i for i in flat.code if isinstance(i, Call) and len(i.args) > 1 and not variables(i.args[1:])):
+        definition, first = REGISTRY.get(call.op), call.args[0]
+        if definition is None or definition.sym is None or Tensor not in definition.parameters[0].kinds:
+            continue
+        if isinstance(first, Var) and first.dtype is not None:
+            try:
+                definition.sym(*definition.bind(stand_ins(call.args)[0]))
+            except PtegpuError as e:
+                raise InvalidProgram(f"{call.where}: {e}", path=path) from None
+
+
+def _check_kinds(call: Call) -> None:
+    """Raise InvalidProgram unless the operator takes such arguments and has such results, as all later code assumes."""
     schema, definition = schema_of(call.op), REGISTRY.get(call.op)
     try:
         if schema is not None:
@@ -120,15 +136,15 @@ def _check(call: Call) -> None:
         return
     scalar = definition.sym is not None
     if any(scalar != (v.dtype is None) for v in call.outs):
-        gives, says = ("an int", "a tensor") if scalar else ("a tensor", "an int")
-        raise InvalidProgram(f"{call.where} gives {gives}, the program says {says}")
-    one = scalar or definition.view is not None or definition.role == "product"
-    if not call.outs or (one and len(call.outs) > 1):
+        result, declared = ("an int", "a tensor") if scalar else ("a tensor", "an int")
+        raise InvalidProgram(f"{call.where} gives {result}, the program says {declared}")
+    single = scalar or definition.view is not None or definition.role == "product"
+    if not call.outs or (single and len(call.outs) > 1):
         raise InvalidProgram(f"{call.where} cannot have {len(call.outs)} results")
 
 
 class ValueBounds:
-    """The bounds of a method's values, as far as they are known without running it."""
+    """The bounds of a method's values that are known without running it."""
 
     def __init__(self, flat: FlatMethod) -> None:
         self.ints = _int_scalars(flat)
@@ -138,33 +154,32 @@ class ValueBounds:
         for i in flat.code:
             if isinstance(i, Call):
                 facts = facts_of(i.op)
-                found = spans(facts.span, facts.places, operands(i), i.outs, self.span)
-                self._spans |= {
-                    v: s for v, s in zip(i.outs, found, strict=True) if self.written[v] == 1 and v.kind == "temp"
-                }
+                ranges = zip(i.outs, spans(facts.span, facts.places, operands(i), i.outs, self.span), strict=True)
+                self._spans |= {v: s for v, s in ranges if self.written[v] == 1 and v.kind == "temp"}
 
     def span(self, operand: Operand) -> Span | None:
-        """The least and the greatest value that it can have; None if nothing bounds it."""
+        """Return the smallest and the largest value of an operand; None if nothing bounds it."""
         if isinstance(operand, Var):
             if operand in self._spans:
                 return self._spans[operand]
-            known = operand.data if operand.kind == "constant" and not self.written[operand] else None
-            if known is not None and known.size and operand.dtype is not None and not operand.dtype.is_float:
-                return int(known.min()), int(known.max())
+            data = operand.data if operand.kind == "constant" and not self.written[operand] else None
+            if data is not None and data.size and operand.dtype is not None and not operand.dtype.is_float:
+                return int(data.min()), int(data.max())
             return of_dtype(operand.dtype)
-        whole = isinstance(operand, int) or (isinstance(operand, float) and operand.is_integer())
-        return (int(operand), int(operand)) if whole else None  # type: ignore[arg-type]
+        if isinstance(operand, int) or (isinstance(operand, float) and operand.is_integer()):
+            return int(operand), int(operand)
+        return None
 
 
-def _without_scalars(item: Item) -> list[Item]:
-    """A stretch that only computes scalars has nothing for the GPU to do."""
-    if isinstance(item, Host) or not all(REGISTRY[c.op].sym and on_host(c) for c in item.calls):
-        return [item]
-    return [Host(item.start + k, c) for k, c in enumerate(item.calls)]
+def _without_scalars(part: Part) -> list[Part]:
+    """Return the host steps for a stretch that only computes scalars; other parts stay as they are."""
+    if isinstance(part, HostStep) or not all(REGISTRY[c.op].sym and on_host(c) for c in part.calls):
+        return [part]
+    return [HostStep(part.start + k, c) for k, c in enumerate(part.calls)]
 
 
 def joins(call: Call, facts: ValueBounds) -> bool:
-    """Whether the GPU's registry serves this call, with these dtypes, exactly."""
+    """Return whether the GPU serves this call, with these dtypes, exactly."""
     definition = REGISTRY.get(call.op)
     if definition is None:
         return False
@@ -179,21 +194,21 @@ def joins(call: Call, facts: ValueBounds) -> bool:
         return False
     if any(v.dtype is DType.I64 for v in tensors) and not _exact_in_32_bits(call, definition, facts):
         return False
-    doubtful = facts.unproved.intersection(variables(call.args))
-    if doubtful and on_host(call) and not doubtful <= _indices(call, definition):
+    unproved = facts.unproved.intersection(variables(call.args))
+    if unproved and on_host(call) and not unproved <= _indices(call, definition):
         return False
     first = next((v.dtype.device for v in tensors if v.dtype), None)
     return (not definition.dtypes or first in definition.dtypes) and definition.takes(stand_ins(call.args)[0])
 
 
 def _readable(operand: Operand, written: Counter[Var]) -> bool:
-    """Whether the host has the elements of an int tensor before a stretch runs."""
-    known = isinstance(operand, Var) and operand.kind != "state" and not written[operand]
-    return known and _dtype(operand) in (DType.I32, DType.I64)
+    """Return whether the host has the elements of an int tensor before a stretch runs."""
+    early = isinstance(operand, Var) and operand.kind != "state" and not written[operand]
+    return early and _dtype(operand) in (DType.I32, DType.I64)
 
 
 def _indices(call: Call, definition: OpDef) -> set[Var]:
-    """The slots that are nothing but indices of this call: what does not fit 32 bits is out of range there too."""
+    """Return the slots that are only indices of this call, where values beyond 32 bits are out of range anyway."""
     args, tensors = stand_ins(call.args)
     bounded = [b.values for b in definition.bounds(args)]
     uses = Counter(variables(call.args))
@@ -201,7 +216,7 @@ def _indices(call: Call, definition: OpDef) -> set[Var]:
 
 
 def stand_ins(operands: Sequence[Operand]) -> tuple[list[Arg], dict[Var, Tensor]]:
-    """Values of the kinds that the operands will have, as declared, and the tensors among them by slot."""
+    """Return graph values like the declared operands, and the tensors among them by slot."""
     tensors: dict[Var, Tensor] = {}
 
     def stand_in(operand: Operand) -> Arg:
@@ -217,27 +232,27 @@ def stand_ins(operands: Sequence[Operand]) -> tuple[list[Arg], dict[Var, Tensor]
 
 
 def _exact_in_32_bits(call: Call, definition: OpDef, facts: ValueBounds) -> bool:
-    """int64 values that came in range stay in range if they are only moved, or if the result is proved to be.
+    """Return whether int64 values that fit 32 bits still do in the result: moved only, or with a proved range.
 
-    What a float becomes may be out of it.
+    A float may become any int64.
     """
     if not definition.wide:
-        involved = [a for a in call.args if isinstance(a, Var | int | float)]
-        return definition.span is not None and all(fits(facts.span(v)) for v in (*involved, *call.outs))
+        operands = [a for a in call.args if isinstance(a, Var | int | float)]
+        return definition.span is not None and all(fits(facts.span(v)) for v in (*operands, *call.outs))
     source = _dtype(call.args[0]) if call.args else None
     from_float = source is not None and source.is_float and call.outs[0].dtype is DType.I64
-    whole = not any(t.is_float for v in (*variables(call.args), *call.outs) if (t := v.dtype) is not None)
-    numbers = [n for n in definition.numbers(call.args) if whole or not isinstance(n, float)]
+    ints_only = not any(t.is_float for v in (*variables(call.args), *call.outs) if (t := v.dtype) is not None)
+    numbers = [n for n in definition.numbers(call.args) if ints_only or not isinstance(n, float)]
     too_wide = any(map(_beyond_int32, (*numbers, *variables(call.args))))
     return not too_wide and not (from_float and definition.view is not None)
 
 
 def _beyond_int32(operand: Operand) -> bool:
-    """Whether a literal or a constant has a value that does not fit int32."""
-    known = operand.data if isinstance(operand, Var) and operand.dtype is DType.I64 else operand
-    if isinstance(known, np.ndarray):
-        return bool(known.size) and not (known.min() >= -(2**31) and known.max() < 2**31)
-    return isinstance(known, int | float) and not -(2**31) <= known < 2**31
+    """Return whether a literal or a constant has a value that does not fit int32."""
+    value = operand.data if isinstance(operand, Var) and operand.dtype is DType.I64 else operand
+    if isinstance(value, np.ndarray):
+        return bool(value.size) and not (value.min() >= -(2**31) and value.max() < 2**31)
+    return isinstance(value, int | float) and not -(2**31) <= value < 2**31
 
 
 def _dtype(operand: Operand) -> DType | None:
@@ -251,15 +266,15 @@ def _int_like(operand: Operand, ints: set[Var]) -> bool:
 
 
 def _int_scalars(flat: FlatMethod) -> set[Var]:
-    """Scalar slots that hold ints: sizes, items of int tensors, int inputs, and int arithmetic on these."""
+    """Return the slots of ints: sizes, elements of int tensors, int inputs, and int arithmetic on these."""
     ints = {v for v in flat.inputs if isinstance(v, Var) and v.dtype is None}
     for instruction in flat.code:
         if isinstance(instruction, Call) and instruction.outs and instruction.outs[0].dtype is None:
             definition = REGISTRY.get(instruction.op)
             if definition is None or definition.sym is None:
                 continue
-            given = all(_int_like(a, ints) for a in instruction.args)
-            if definition.whole or (given and _dtype(instruction.args[0]) in (None, DType.I32, DType.I64)):
+            int_args = all(_int_like(a, ints) for a in instruction.args)
+            if definition.whole or (int_args and _dtype(instruction.args[0]) in (None, DType.I32, DType.I64)):
                 ints.update(instruction.outs)
         elif isinstance(instruction, Move) and _int_like(instruction.source, ints):
             ints.add(instruction.target)
@@ -267,9 +282,8 @@ def _int_scalars(flat: FlatMethod) -> set[Var]:
 
 
 def describe(call: Call) -> str:
-    """An operator with the dtypes and shapes of a call of it, for messages."""
-    shown = ", ".join(_show(a) for a in call.args)
-    return f"{call.op}({shown})"
+    """Return a call's operator with the dtypes and shapes of its arguments, for messages."""
+    return f"{call.op}({', '.join(map(_show, call.args))})"
 
 
 def _show(a: Operand) -> str:

@@ -1,4 +1,4 @@
-"""The record of what was traced: buffers, kernels, parameters and words, and at the end the whole plan."""
+"""The writer of a plan: it collects buffers, kernels, parameters and words of traces, and returns them as data."""
 
 from __future__ import annotations
 
@@ -41,64 +41,64 @@ _END = {"u32": 2**32, "i32": 2**31}
 
 
 def number(x: Any) -> Number:
-    """Return a size as the record stores it."""
+    """Return a size as a plan stores it."""
     return Expr(x.row) if isinstance(x, Size) else int(x)
 
 
 @dataclass(slots=True)
 class TracedChoice:
-    """The dispatches of one step, which serve wherever the guards hold."""
+    """The dispatches of one step, valid wherever the guards hold."""
 
     guards: tuple[int, ...]
     dispatches: Sequence[Dispatch]
-    scratched: Sequence[Number]  # bytes of scratch that were requested
+    scratched: Sequence[Number]  # bytes of requested scratch
     refusal: PtegpuError | None = None
 
 
 @dataclass(slots=True)
 class TracedFamily:
-    """Shapes that follow the same expressions wherever the guards hold."""
+    """Shapes with the same expressions, valid wherever the guards hold."""
 
     guards: tuple[int, ...]
-    values: dict[Value, tuple[Number, ...]]  # shapes; of a symbolic int, its number
-    choices: list[list[TracedChoice]]  # of each step
+    values: dict[Value, tuple[Number, ...]]  # shapes; the number of a symbolic int
+    choices: list[list[TracedChoice]]  # for each step
     bounds: tuple[Bound, ...] = ()
     refusal: PtegpuError | None = None
 
 
 @dataclass(slots=True)
 class PlanWriter:
-    """What all choices of a plan share: buffers, kernels, parameter blocks, words for symbolic ints."""
+    """The parts that all choices of a plan share: buffers, kernels, parameter blocks, words for symbolic ints."""
 
     graph: Graph
     memory: Memory
     target: Target
     buffers: list[Buffer] = field(default_factory=list)
-    places: dict[str, int] = field(default_factory=dict)  # of buffers, by name
+    places: dict[str, int] = field(default_factory=dict)  # name → position in `buffers`
     kernels: dict[Kernel, int] = field(default_factory=dict)
     words: dict[Sym | Number, int] = field(default_factory=dict)
-    images: list[bytearray] = field(default_factory=list)  # of the parameter buffers
-    blocks: dict[tuple[object, ...], tuple[int, int]] = field(default_factory=dict)  # equal ones are stored once
-    kept: dict[tuple[object, ...], Buffer] = field(default_factory=dict)  # buffers whose contents outlast a run
+    images: list[bytearray] = field(default_factory=list)  # contents of the parameter buffers
+    blocks: dict[tuple[object, ...], tuple[int, int]] = field(default_factory=dict)  # equal blocks are stored once
+    persistent: dict[tuple[object, ...], Buffer] = field(default_factory=dict)  # buffers whose contents outlast a run
 
     def __post_init__(self) -> None:
         for b in self.memory.buffers:
             self.index(b)
 
     def index(self, buffer: Buffer) -> int:
-        """Return the place of a buffer, which may be a new one."""
+        """Return the position of a buffer, which is added if it is new."""
         if buffer.name not in self.places:
             self.places[buffer.name] = len(self.buffers)
             self.buffers.append(buffer)
         return self.places[buffer.name]
 
     def renew(self) -> None:
-        """Begin another parameter buffer: a device has the ones before, in their size."""
+        """Start another parameter buffer, since a device has already allocated the previous ones."""
         if self.images and self.images[-1]:
             self.images.append(bytearray())
 
     def word(self, value: Sym | Size | int | float) -> int:
-        """Return the word where a kernel finds `value`: a symbolic int, or a number in its place."""
+        """Return the index of the word from which kernels read a symbolic int or a number in its place."""
         key: Sym | Number = value if isinstance(value, Sym) else number(value)
         if key not in self.words:
             if isinstance(key, int) and not -(2**31) <= key < 2**31:
@@ -117,9 +117,8 @@ class PlanWriter:
         kinds: list[tuple[str, WordKind]] = [("groups", "u32")]
         kinds += [(n, "u32" if t == "sym" else t) for n, t in spec.params]  # type: ignore[misc]
         symbolic = {n for n, t in spec.params if t == "sym"}
-        given = {n: self.word(v) if n in symbolic else v for n, v in values.items()}
-        given["groups"] = groups
-        words = [_word(spec, n, kind, given[n]) for n, kind in kinds]
+        values = {n: self.word(v) if n in symbolic else v for n, v in values.items()} | {"groups": groups}
+        words = [_word(spec, n, kind, values[n]) for n, kind in kinds]
         key = tuple(words)
         if key not in self.blocks:
             if not self.images:
@@ -129,18 +128,22 @@ class PlanWriter:
             self.blocks[key] = len(self.images) - 1, len(image)
             image += b"".join(w if isinstance(w, bytes) else bytes(4) for w in words)
             image += bytes(-len(image) % ALIGN)
-        which, offset = self.blocks[key]
-        buffer = self.index(Buffer(f"params{which or ''}", ALIGN, "params"))
+        number, offset = self.blocks[key]
+        buffer = self.index(Buffer(f"params{number or ''}", ALIGN, "params"))
         patches = [Patch(offset // 4 + k, Expr(w[0]), w[1]) for k, w in enumerate(words) if not isinstance(w, bytes)]
         return Binding(buffer, offset, -(-4 * len(words) // ALIGN) * ALIGN), tuple(patches)
 
     def plan(
-        self, families: Sequence[TracedFamily], rows: Sequence[Row], dynamic: Sequence[bool], only: Collection[Value]
+        self,
+        families: Sequence[TracedFamily],
+        rows: Sequence[Row],
+        dynamic: Sequence[bool],
+        index_only: Collection[Value],
     ) -> Plan:
-        """Return what was traced so far as data. `dynamic` inputs change sizes; inputs in `only` are just indices."""
+        """Return everything traced so far as data. Sizes of `dynamic` inputs change; some inputs are only indices."""
         graph, memory = self.graph, self.memory
         inputs = [
-            Input(v.name, self._place(v), v.dtype, v.max_shape, varies, v in only)
+            Input(v.name, self._place(v), v.dtype, v.max_shape, varies, v in index_only)
             if isinstance(v, Tensor)
             else Input(v.name)
             for v, varies in zip(graph.inputs, dynamic, strict=True)
@@ -162,7 +165,7 @@ class PlanWriter:
         return self.index(self.memory.buffer_of[tensor])
 
     def _sized(self, buffer: Buffer) -> Buffer:
-        """Return a buffer; one of parameters as long as its image is now."""
+        """Return a buffer with its final size."""
         if buffer.role != "params":
             return buffer
         length = len(self.images[int(buffer.name[6:] or 0)])
@@ -186,7 +189,7 @@ class PlanWriter:
 
 
 def _word(spec: KernelSpec, name: str, kind: WordKind, value: Any) -> bytes | tuple[int, WordKind]:
-    """Return a parameter as bytes, or the row that gives it."""
+    """Return a parameter as bytes, or as the row with its value."""
     if isinstance(value, Sym):
         raise TypeError(f"{value!r} is symbolic; the kernel's parameter is not")
     if isinstance(value, Size):

@@ -1,9 +1,9 @@
-"""From a graph to a plan that holds for every size: rules run on sizes that remember, until all sizes are covered.
+"""The planner of a graph: it traces rules on symbolic sizes until the plan covers every size.
 
-First the shape rules run, at the largest sizes; the guards that they leave say for which sizes the shapes follow the
-same expressions: a *family*. Then every node is lowered by itself; its guards say where that *choice* of dispatches
-serves. Points of the grid (`size_grid.py`) that no family or no choice covers are traced next, until none is left. A
-size that was missed is traced when it is asked for (`Planner.extend`).
+First the shape rules run at the largest sizes. Their guards define the sizes at which shapes follow the same
+expressions: a *family*. Then every node is lowered separately; its guards define where that *choice* of dispatches is
+valid. Points of the grid (`size_grid.py`) without a family or a choice are traced next, until none is left. A size
+outside the grid is traced when a call needs it (`Planner.extend`).
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from ..plan.numbers import Item, needed
 from ..plan.plan import Plan
 from ..plan.target import Target
 from ..sizes import Table
+from .graph_memory import GraphMemory, InputSizes
 from .plan_writer import PlanWriter, TracedFamily
-from .room import Given, Room
 from .size_grid import Point, SizeGrid
 from .tracer import INT_RANGE, Tracer
 
-MAX_FAMILIES = 64  # and choices of a node: what is beyond is traced when it is asked for
-MAX_AHEAD = 512  # of each where nothing can be traced later
+MAX_FAMILIES = 64  # and choices of a node: more are traced when calls need them
+MAX_AHEAD = 512  # of each if nothing can be traced later
 
-Sizes: TypeAlias = Mapping[str, Iterable[int]]  # values to plan for, by name, each with each
-Points: TypeAlias = Sequence[Mapping[str, int]]  # or whole sets; what one does not name is as large as it can be
+Sizes: TypeAlias = Mapping[str, Iterable[int]]  # values to plan for, by name: their Cartesian product
+Points: TypeAlias = Sequence[Mapping[str, int]]  # or complete sets, where an omitted size has its largest value
 
 
 class Planner:
-    """The plan of one graph, as far as it was traced.
+    """The plan of one graph, as far as it is traced.
 
-    `dynamic` says for each input whether its sizes may change (by default none may). `sizes` lists the values to plan
-    for by name: "input 0[1]" for a dimension, its own name for an int. `names` are those of constants across graphs.
-    With `ahead`, nothing can be traced later: ints and data that decide anything are covered like sizes.
+    `dynamic` has for each input whether its sizes may change (by default none may). `sizes` lists the values to plan
+    for by name: "input 0[1]" for a dimension, its own name for an int. `names` has the names of constants across
+    graphs. With `ahead`, nothing can be traced later: ints and data that guards depend on are covered like sizes.
     """
 
     def __init__(
@@ -56,18 +56,18 @@ class Planner:
         ahead: bool = False,
     ) -> None:
         split_constants(graph, target)
-        self.halved = halve_caches(graph) if target.cache == "f16" else 0  # caches
+        self.halved = halve_caches(graph) if target.cache == "f16" else 0  # number of caches
         if target.precision == "auto" and not _rounded(graph):
             target = replace(target, precision="exact")
         self.graph, self.target, self.ahead, self.plain = graph, target, ahead, plain
-        self.most = MAX_AHEAD if ahead else MAX_FAMILIES
+        self.limit = MAX_AHEAD if ahead else MAX_FAMILIES
         self.dynamic = tuple(dynamic) if dynamic is not None else (False,) * len(graph.inputs)
         self.points, self.sizes = points, {name: sorted(set(v)) for name, v in (sizes or {}).items()}
-        self.room = Room(graph, self.dynamic, target, names)
-        self._begin(self.room.first(self.sizes or _named(points), grow=not ahead))
+        self.graph_memory = GraphMemory(graph, self.dynamic, target, names)
+        self._begin(self.graph_memory.first(self.sizes or _named(points), grow=not ahead))
 
     def _begin(self, memory: Memory) -> None:
-        """Start a plan with the buffers of `memory`, and forget everything traced before."""
+        """Start a plan with the buffers of `memory`, and drop everything traced before."""
         self.memory, self.table = memory, Table()
         largest_dim = max((n for t in self.graph.tensors() for n in t.max_shape), default=0)
         self.grid = SizeGrid(self.table, self._sources(), self.sizes, self.points, largest_dim)
@@ -76,7 +76,7 @@ class Planner:
         self.families: list[TracedFamily] = []
 
     def _sources(self) -> dict[int, str]:
-        """Add a row for each int and each size that may change; return their names."""
+        """Add a row for each int and each dynamic size; return their names."""
         names: dict[int, str] = {}
         for k, v in enumerate(self.graph.inputs):
             if isinstance(v, Sym):
@@ -89,16 +89,16 @@ class Planner:
     def cover(self) -> Planner:
         """Trace until every point of the grid is covered."""
         first = self._trace_shapes(self.grid.largest())
-        if first.refusal is not None and not first.guards:  # whatever the sizes and the data
+        if first.refusal is not None and not first.guards:  # for all sizes and data
             raise first.refusal
         if not self.grid.names:
             self.tracer.check_declared(first)
         deciding: set[int] = set()
         self._cover(first, deciding)
-        while self.ahead and not self.points and (more := self._decided_by() - deciding):
+        while self.ahead and not self.points and (more := self._deciding() - deciding):
             deciding |= more
             self._cover(first, deciding)
-        if first.refusal is not None and self.grid.complete and len(self.families) < self.most:
+        if first.refusal is not None and self.grid.complete and len(self.families) < self.limit:
             if all(f.refusal and all(map(self.grid.knows, f.guards)) for f in self.families):  # at every size
                 raise first.refusal
         self.grid.forget()
@@ -111,7 +111,7 @@ class Planner:
     def _cover(self, first: TracedFamily, deciding: Iterable[int]) -> None:
         self.grid.lay_out(first.guards, deciding)
         left = ~np.logical_or.reduce([self.grid.mask(f.guards) for f in self.families])
-        while left.any() and len(self.families) < self.most:
+        while left.any() and len(self.families) < self.limit:
             left &= ~self.grid.mask(self._trace_shapes(self._last(left)).guards)
         for family in self.families:
             if family.refusal is None:
@@ -121,17 +121,17 @@ class Planner:
         inside = self.grid.mask(family.guards)
         if not inside.any():
             return
-        shorter: dict[tuple[int, ...], tuple[int, ...]] = {}
+        reduced: dict[tuple[int, ...], tuple[int, ...]] = {}
         for k, choices in enumerate(family.choices):
             left = inside & ~np.logical_or.reduce([self.grid.mask(c.guards) for c in choices], initial=False)
-            while left.any() and len(choices) < self.most:
+            while left.any() and len(choices) < self.limit:
                 choice = self.tracer.step(family, k, self._last(left))
                 choices.append(choice)
                 left &= ~self.grid.mask(choice.guards)
                 if self.grid.complete and self.grid.anchors <= set(family.guards):
-                    if choice.guards not in shorter:
-                        shorter[choice.guards] = self.grid.distinguishing(choice.guards, inside)
-                    choice.guards = shorter[choice.guards]
+                    if choice.guards not in reduced:
+                        reduced[choice.guards] = self.grid.distinguishing(choice.guards, inside)
+                    choice.guards = reduced[choice.guards]
 
     def _last(self, left: np.ndarray) -> Point:
         return self.grid.point(int(np.flatnonzero(left)[-1]))
@@ -141,26 +141,31 @@ class Planner:
         self.families.append(family)
         return family
 
-    def _decided_by(self) -> set[int]:
-        """Return the rows that are ints or data and that guards depend on."""
+    def _deciding(self) -> set[int]:
+        """Return the rows of ints and data that guards depend on."""
         guards = {g for f in self.families for g in f.guards}
         guards |= {g for f in self.families for choices in f.choices for c in choices for g in c.guards}
         return {row for row in needed(self.table.rows, guards) if self.table.rows[row][0] in ("int", "item")}
 
-    def extend(self, given: Given, item: Item) -> None:
-        """Trace for inputs of these shapes (ints: these values) and elements, or raise why they cannot run.
+    def extend(self, sizes: InputSizes, item: Item) -> None:
+        """Trace for inputs of these sizes and elements; raise the reason if they cannot run.
 
-        If their buffers are too small, they grow, and everything is traced anew.
+        If their buffers are too small, the buffers grow, and everything is traced again.
         """
-        if not self.room.holds(given):
-            self._begin(self.room.grow(given))
+        if not self.graph_memory.holds(sizes):
+            self._begin(self.graph_memory.grow(sizes))
             self.cover()
-        point = Point(self.table, {row: self._given(row, given) for row in self.grid.names}, item)
+        values: dict[int, int] = {}
+        for row in self.grid.names:
+            op, a, b = self.table.rows[row]
+            size = sizes[int(a)]
+            values[row] = size[int(b)] if op == "size" else size  # type: ignore[index, assignment]
+        point = Point(self.table, values, item)
         self.writer.renew()
         family = next((f for f in self.families if f.refusal is None and point.satisfies(f.guards)), None)
         if family is None:
             family = self.tracer.shapes(point)
-            if family.refusal is not None:  # in the words of these sizes
+            if family.refusal is not None:  # its text has these sizes
                 raise family.refusal
             self.families.append(family)
         for k, choices in enumerate(family.choices):
@@ -170,28 +175,23 @@ class Planner:
                     raise choice.refusal
                 choices.append(choice)
 
-    def _given(self, row: int, given: Given) -> int:
-        op, a, b = self.table.rows[row]
-        value = given[int(a)]
-        return value[int(b)] if op == "size" else value  # type: ignore[index, return-value]
-
     def plan(self) -> Plan:
-        """Return what was traced so far, as data."""
-        return self.writer.plan(self.families, self.table.rows, self.dynamic, self.tracer.indices.only)
+        """Return everything traced so far, as data."""
+        return self.writer.plan(self.families, self.table.rows, self.dynamic, self.tracer.indices.index_only)
 
 
 def _named(points: Points) -> dict[str, list[int]]:
-    """Return the values of each size that all points name."""
+    """Return the values of each size that all points list."""
     names = set.intersection(*map(set, points)) if points else set()
     return {name: sorted({point[name] for point in points}) for name in sorted(names)}
 
 
 def _rounded(graph: Graph) -> bool:
-    """Return whether weights are quantised, or something is f16."""
-    few = (DType.U8, DType.I8)
-    return any(t.dtype is DType.F16 or (t.kind == "constant" and t.dtype in few) for t in graph.tensors())
+    """Return whether weights are quantised or any tensor is f16."""
+    packed = (DType.U8, DType.I8)
+    return any(t.dtype is DType.F16 or (t.kind == "constant" and t.dtype in packed) for t in graph.tensors())
 
 
 def planned(graph: Graph, target: Target, dynamic: Sequence[bool] | None = None) -> Plan:
-    """Return the plan of a graph, for all sizes that its inputs may have."""
+    """Return the plan of a graph for all sizes that its inputs may have."""
     return Planner(graph, target, dynamic).cover().plan()

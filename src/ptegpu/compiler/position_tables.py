@@ -1,6 +1,7 @@
-"""What the host would compute for each set of sizes becomes a constant, if smaller sizes see the beginning of it.
+"""Tables that replace host computations of sizes: constants for the largest sizes, which the GPU slices.
 
-So are tables of relative positions: computed once, exactly, by the host. What is left is a slice on the GPU.
+A result qualifies if smaller sizes give a prefix of it, like tables of relative positions. The host computes it once,
+exactly, when the program is compiled.
 """
 
 from __future__ import annotations
@@ -19,29 +20,30 @@ from ..ops.lookup import facts_of, operands
 from ..ops.moves import SLICE
 from ..ops.prefix_stable import Dims
 from ..ops.spans import fits
+from ..plan.device_arrays import seen
 from ..plan.method import Call, Operand, Var, variables
-from ..plan.narrow import seen
 from ..portable.host import run
-from .order import Known, reads, replace
+from .order import Availability, reads, replace
 
-LARGEST = 1 << 24  # bytes of a table: a larger one is computed for the sizes of a call
+MAX_TABLE_BYTES = 1 << 24  # larger results are computed for the sizes of each call
 
 
-def tabulate(flat: FlatMethod, known: Sequence[Known], on_gpu: Sequence[bool]) -> bool:
-    """Replace what depends on sizes only, and is for the host, where that is possible; whether it was anywhere."""
+def tabulate(flat: FlatMethod, available: Sequence[Availability], on_gpu: Sequence[bool]) -> bool:
+    """Replace host calls that depend on sizes only by slices of tables; return True if any was replaced."""
     tables = _Tables()
     for k, i in enumerate(flat.code):
-        if isinstance(i, Call) and len(i.outs) == 1 and known[k] <= Known.PER_SIZE and (not on_gpu[k] or _scalar(i)):
-            tables.add(i, known[k])
+        early = available[k] <= Availability.PER_SIZE
+        if isinstance(i, Call) and len(i.outs) == 1 and early and (not on_gpu[k] or _scalar(i)):
+            tables.add(i, available[k])
     others = [k for k, i in enumerate(flat.code) if not (isinstance(i, Call) and i in tables.calls)]
-    early = {v for k in others if known[k] <= Known.PER_SIZE and not on_gpu[k] for v in reads(flat.code[k])}
-    wanted = {v for k in others for v in reads(flat.code[k])} - early
-    wanted |= {v for o in flat.outputs for v in variables(o)}
-    made = {c: slices for c in tables.calls if c.outs[0] in wanted and (slices := tables.slices(c)) is not None}
-    if made:
-        parts = [made.get(i, [i]) if isinstance(i, Call) else [i] for i in flat.code]
-        replace(flat, parts, set(tables.makers))
-    return bool(made)
+    host = [k for k in others if available[k] <= Availability.PER_SIZE and not on_gpu[k]]
+    used = {v for k in others for v in reads(flat.code[k])} - {v for k in host for v in reads(flat.code[k])}
+    used |= {v for o in flat.outputs for v in variables(o)}
+    slices = {c: calls for c in tables.calls if c.outs[0] in used and (calls := tables.slices(c)) is not None}
+    if slices:
+        parts = [slices.get(i, [i]) if isinstance(i, Call) else [i] for i in flat.code]
+        replace(flat, parts, set(tables.writers))
+    return bool(slices)
 
 
 def _scalar(call: Call) -> bool:
@@ -49,7 +51,7 @@ def _scalar(call: Call) -> bool:
 
 
 def _prefix(table: Var, dims: Dims, out: Var, where: str) -> list[Call]:
-    """Return calls that leave the beginning of a table in `out`."""
+    """Return calls that write a prefix of a table to `out`."""
     live = [(k, d) for k, d in enumerate(dims) if isinstance(d, Var)]
     calls = []
     for n, (k, size) in enumerate(live, 1):
@@ -60,34 +62,33 @@ def _prefix(table: Var, dims: Dims, out: Var, where: str) -> list[Call]:
 
 
 class _Tables:
-    """Prefix-stable values, and what they are at the largest sizes."""
+    """Prefix-stable results, and their values at the largest sizes."""
 
     def __init__(self) -> None:
         self.dims: dict[Var, Dims] = {}
-        self.makers: dict[Var, Call] = {}
-        self.places: dict[Var, int] = {}  # of the makers, in the code
-        self.calls: dict[Call, None] = {}  # whose results have live sizes
-        self.scalars: dict[Hashable, Var] = {}  # the first of those that are computed the same way, of each
-        self.most: dict[Var, int] = {}  # of scalars that are sizes
+        self.writers: dict[Var, Call] = {}  # in the order of the code
+        self.calls: dict[Call, None] = {}  # calls whose results have live sizes
+        self.scalars: dict[Hashable, Var] = {}  # for each scalar or computation, the first equal scalar
+        self.largest: dict[Var, int] = {}  # for scalars that are sizes
         self.values: dict[Var, Any] = {}
 
-    def add(self, call: Call, known: Known) -> None:
+    def add(self, call: Call, available: Availability) -> None:
         out = call.outs[0]
-        self.makers[out], self.places[out] = call, len(self.places)
+        self.writers[out] = call
         if out.dtype is None:
             if facts_of(call.op).copies(call.args) and isinstance(same := self.same(call.args[0]), Var):
                 self.scalars[out] = same
             elif _scalar(call):
                 self.scalars[out] = self.scalars.setdefault((call.op, *map(self._key, call.args)), out)
             return
-        if known is Known.AT_LOAD:
+        if available is Availability.AT_LOAD:
             self.dims[out] = out.sizes
             return
         rule = facts_of(call.op).prefix
         dims = rule(operands(call), out, self.of, self.same) if rule else None
         if dims is None or len(dims) != len(out.sizes) or not any(isinstance(d, Var) for d in dims):
             return
-        if all(n == (self.most.setdefault(d, n) if isinstance(d, Var) else d) for d, n in zip(dims, out.sizes)):
+        if all(n == (self.largest.setdefault(d, n) if isinstance(d, Var) else d) for d, n in zip(dims, out.sizes)):
             self.dims[out] = dims
             self.calls[call] = None
 
@@ -105,49 +106,49 @@ class _Tables:
         return self.dims.get(operand)
 
     def slices(self, call: Call) -> list[Call] | None:
-        """Calls that give its result from a constant; None if it is too large, or not for the GPU."""
+        """Return calls that compute a call's result from a constant; None if it is too large, or not for the GPU."""
         out = call.outs[0]
         assert out.dtype is not None
-        if math.prod(out.sizes) * out.dtype.size > LARGEST:
+        if math.prod(out.sizes) * out.dtype.size > MAX_TABLE_BYTES:
             return None
         try:
             value = self._value(out)
         except PtegpuError:
-            return None  # the run says what is wrong, if it comes there
+            return None  # a run that gets there raises it
         if value is None or (value.dtype == np.int64 and value.size and not fits((int(value.min()), int(value.max())))):
             return None
         table = Var(f"{out.name}.table", out.dtype, out.sizes, kind="constant", data=value, narrowed=out.narrowed)
         return _prefix(table, self.dims[out], out, call.where)
 
     def _value(self, out: Var) -> np.ndarray | None:
-        """At the largest sizes; None if that is too much to compute."""
+        """Return a result at the largest sizes; None if that is too much to compute."""
         needed: set[Var] = set()
-        waiting = [out]
-        while waiting:
-            v = waiting.pop()
+        queue = [out]
+        while queue:
+            v = queue.pop()
             if v in self.dims and v not in self.values and v not in needed:
                 needed.add(v)
-                waiting += variables(self.makers[v].args)
-        for v in sorted(needed, key=self.places.__getitem__):
-            self.values[v] = self._computed(self.makers[v])
+                queue += variables(self.writers[v].args)
+        for v in (v for v in self.writers if v in needed):
+            self.values[v] = self._computed(self.writers[v])
         return self.values[out]
 
     def _computed(self, call: Call) -> np.ndarray | None:
         (out,) = call.outs
         assert out.dtype is not None
-        missing = any(self._known(v) is None for v in variables(call.args))
+        missing = any(self._argument(v) is None for v in variables(call.args))
         if missing or not may_fold(math.prod(out.sizes) * out.dtype.size):
             return None
-        (found,) = run(call, [self._known(a) for a in call.args])
-        return found if found.shape == out.sizes else None
+        (result,) = run(call, [self._argument(a) for a in call.args])
+        return result if result.shape == out.sizes else None
 
-    def _known(self, operand: Operand) -> Any:
-        """What an argument is at the largest sizes; None if that was not computed."""
+    def _argument(self, operand: Operand) -> Any:
+        """Return an argument at the largest sizes; None if that was not computed."""
         if isinstance(operand, tuple):
-            return [self._known(o) for o in operand]
+            return [self._argument(o) for o in operand]
         if not isinstance(operand, Var):
             return operand
         if operand.kind == "constant" and operand.data is not None:
             return seen(operand.data, operand)
-        size = self.most.get(self.scalars.get(operand, operand))
+        size = self.largest.get(self.scalars.get(operand, operand))
         return self.values.get(operand) if size is None else size

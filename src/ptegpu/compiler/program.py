@@ -1,4 +1,4 @@
-"""From a program to a bundle, without a device: cut methods into stretches, build graphs, plan each for targets."""
+"""Compilation of a program, without a device: methods are cut into stretches, and their graphs planned for targets."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from ..errors import ExecutionError, InvalidInput, InvalidProgram, ShapeError, U
 from ..format import Method as FileMethod
 from ..format import Program as File
 from ..format import read_program
+from ..format.ptd import NamedTensor, read_data
 from ..graph.flat import FlatMethod
 from ..graph.graph import Sym
 from ..graph.importer import NamedData, import_method
@@ -27,19 +28,17 @@ from ..portable.host import on_host
 from ..printing import shown
 from ..progress import Progress
 from .append import Append, append_calls
-from .build import Joined
-from .data import Data, Source, named_data
-from .dims import check_dims
-from .join import Join, join, read_by, written_by
+from .int64 import replace_zero_tests, restore_int64
 from .order import writes
-from .partition import Item as Part
-from .partition import Stretch, mutates, partition
+from .partition import Part, Stretch, check_dims, mutates, partition
 from .partition import cut as cut_code
 from .planner import Planner, Points, Sizes
-from .widen import widen
-from .zero_tests import ask_factors
+from .stretches import Joined, join, read_by, written_by
 
-MOST_EXACT_BYTES = 1 << 20  # constants of a stretch that the host may have to run
+MAX_EXACT_BYTES = 1 << 20  # constants of a stretch that the host may have to run
+
+Source = str | os.PathLike[str] | bytes | bytearray | memoryview
+Data = Source | Mapping[str, memoryview] | Sequence[Source | Mapping[str, memoryview]] | None
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -48,7 +47,7 @@ class Cut:
 
     flat: FlatMethod
     items: Sequence[Part]
-    joined: Join
+    graphs: Mapping[int, Joined]  # by the positions of stretches among the items
 
 
 def plan_program(
@@ -66,34 +65,61 @@ def plan_program(
 ) -> Bundle:
     """Return a program as a bundle for `targets`. See `ptegpu.compile`, which also plans what the program's kind needs.
 
-    `also` makes further methods: by their names, the method that each is made from, and what is appended to it.
+    `also` adds methods: their names, each with the method it is derived from and the calls to append.
     """
     budget = Budget(limits)
     with budget.spending("compiling it"):
         file = read_source(source)
-    made, planners = [], {}
-    for number, target in enumerate(targets):  # planning splits constants: each target begins anew
+    compiled, planners = [], {}
+    for number, target in enumerate(targets):  # planning splits constants, so each target starts from the file
         with budget.copy().spending("compiling it"):
             cuts = cut_methods(file, data, methods, append, also)
             for name in points or ():
                 if name not in cuts:
                     raise no_method(name, cuts)
-            outers, found = plan_methods(cuts, target, sizes, points, progress, ahead=True)
-        made.append(outers)
+            compiled_methods, target_planners = plan_methods(cuts, target, sizes, points, progress, ahead=True)
+        compiled.append(compiled_methods)
         if number == 0:
-            planners = found
-    return Bundle(file, tuple(targets), tuple(made), planners)
+            planners = target_planners
+    return Bundle(file, tuple(targets), tuple(compiled), planners)
 
 
 def read_source(source: Source | BinaryIO | File) -> File:
-    """Return the program in a path, in bytes, or in an open file; one that was read already, as it is."""
+    """Return the program in a path, in bytes or in an open file; one that was already read is returned as it is."""
     if isinstance(source, File):
         has_read(source.nbytes)
         return source
-    given: Any = source.read() if hasattr(source, "read") else source
-    if not isinstance(given, str | os.PathLike | bytes | bytearray | memoryview):
-        raise InvalidInput(f"a program is a path, bytes or a file open for reading bytes, not {type(source).__name__}")
-    return read_program(given)
+    content: Any = source.read() if hasattr(source, "read") else source
+    if not isinstance(content, str | os.PathLike | bytes | bytearray | memoryview):
+        name = type(source).__name__
+        raise InvalidInput(f"invalid program {name}: expected a path, bytes or a file open for reading bytes")
+    return read_program(content)
+
+
+def read_all(data: Data) -> list[Mapping[str, Any]]:
+    """Return the contents of `.ptd` files; mappings from keys to bytes are returned as they are."""
+    if data is None:
+        return []
+    single = isinstance(data, str | os.PathLike | bytes | bytearray | memoryview | Mapping)
+    if not single and not isinstance(data, Sequence):
+        raise InvalidInput(f"invalid data {type(data).__name__}: expected .ptd files, or mappings to bytes")
+    sources: Sequence[Any] = [data] if single else data  # type: ignore[list-item, assignment]
+    for source in sources:
+        if isinstance(source, Mapping):
+            contents = [content for content in source.values() if not isinstance(content, NamedTensor)]
+            has_read(sum(memoryview(content).nbytes for content in contents))
+    return [source if isinstance(source, Mapping) else read_data(source) for source in sources]
+
+
+def named_data(file: File, data: Data) -> NamedData:
+    """Return the named data of the program and of `data`; raise InvalidProgram for a key in both."""
+    merged: dict[str, Any] = dict(file.named_data)
+    for contents in read_all(data):
+        for key, tensor in contents.items():
+            if key in merged:
+                raise InvalidProgram(f"two files have named data with the key {key!r}", path=file.path)
+            merged[key] = tensor
+    return merged
 
 
 def cut_methods(
@@ -103,29 +129,27 @@ def cut_methods(
     append: Mapping[str, Append] | None = None,
     also: Mapping[str, tuple[str, Append]] | None = None,
 ) -> dict[str, Cut]:
-    """The methods, cut and joined; UnsupportedProgram lists what none of them can do."""
+    """Return the methods, cut and joined; raise UnsupportedProgram with all unsupported operators."""
     named = named_data(file, data)
-    names = [m.name for m in file.methods]
-    wanted = names if methods is None else [methods] if isinstance(methods, str) else [*methods]
-    tails = append or {}
-    more = also or {}
-    for name in (*wanted, *tails, *(of for of, _ in more.values())):
-        if name not in names:
-            raise no_method(name, names)
     by_name = {m.name: m for m in file.methods}
-    made = {name: (by_name[name], tails.get(name)) for name in names if name in wanted}
-    made |= {name: (by_name[of], tail) for name, (of, tail) in more.items()}
-    spend("plans", len(made), "the program")
-    found = {}
+    selected = [*by_name] if methods is None else [methods] if isinstance(methods, str) else [*methods]
+    tails, derived = append or {}, also or {}
+    for name in (*selected, *tails, *(original for original, _ in derived.values())):
+        if name not in by_name:
+            raise no_method(name, by_name)
+    jobs = {name: (method, tails.get(name)) for name, method in by_name.items() if name in selected}
+    jobs |= {name: (by_name[original], tail) for name, (original, tail) in derived.items()}
+    spend("plans", len(jobs), "the program")
+    cuts = {}
     problems: list[str] = []
-    for name, (method, tail) in made.items():
+    for name, (method, tail) in jobs.items():
         try:
-            found[name] = cut_method(method, named, file.path, tail)
+            cuts[name] = cut_method(method, named, file.path, tail)
         except UnsupportedProgram as e:
             problems += e.args
     if problems:
         raise UnsupportedProgram(*problems)
-    return found
+    return cuts
 
 
 def no_method(name: str, names: Iterable[str]) -> KeyError:
@@ -139,18 +163,18 @@ def cut_method(
     append: Append | None = None,
     unsupported: Counter[str] | None = None,
 ) -> Cut:
-    """One method, cut and joined. Calls that no kernel serves are counted in `unsupported`, if given, or raise."""
+    """Return one method, cut and joined. With `unsupported`, unsupported calls are counted there instead of raised."""
     flat = import_method(method, named, mutates, path)
     check_dims(flat, path)
-    widen(flat)
-    ask_factors(flat)
+    restore_int64(flat)
+    replace_zero_tests(flat)
     if append is not None:
         append_calls(flat, append)
     if unsupported is None:
         items = partition(flat)
     else:
-        items, found = cut_code(flat)
-        unsupported.update(found)
+        items, counts = cut_code(flat)
+        unsupported.update(counts)
     spend("plans", max(0, sum(isinstance(i, Stretch) for i in items) - 1), f"method {method.name}")
     return Cut(flat, items, join(flat, items))
 
@@ -165,46 +189,46 @@ def plan_methods(
     *,
     ahead: bool = False,
 ) -> tuple[dict[str, CompiledMethod], dict[tuple[str, int], Planner]]:
-    """Each method planned for a target, and what traces its plans further. `names` are those that constants have.
+    """Return each method planned for a target, and the planners of its plans. `names` has the names of constants.
 
     With `ahead`, plans are made to be saved: see `Planner`.
     """
     _check_names(cuts, sizes or {})
     names = {} if names is None else names
-    outers, planners = {}, {}
-    total, done = sum(len(c.joined.graphs) for c in cuts.values()), 0
+    compiled, planners = {}, {}
+    total, done = sum(len(c.graphs) for c in cuts.values()), 0
     for name, cut in cuts.items():
-        mine: dict[int, Planner] = {}
-        for k, joined in cut.joined.graphs.items():
+        method_planners: dict[int, Planner] = {}
+        for k, joined in cut.graphs.items():
             if progress is not None:
                 progress(joined.graph.name, done, total)
             dynamic = [v.dynamic or v.dtype is None for v in joined.inputs]
             planner = Planner(joined.graph, target, dynamic, names, sizes, (points or {}).get(name, ()), ahead=ahead)
             try:
-                mine[k] = planner.cover()
+                method_planners[k] = planner.cover()
             except (ShapeError, ExecutionError) as e:  # at every size
                 raise InvalidProgram(str(e)) from e
-            planners[name, len(mine) - 1] = planner
+            planners[name, len(method_planners) - 1] = planner
             done += 1
-        outers[name] = _compiled(name, cut, mine)
+        compiled[name] = _compiled(name, cut, method_planners)
     if target.cache == "f16" and not any(p.halved for p in planners.values()):
         raise InvalidInput('cache="f16" needs key-value caches in float32 that only attention reads: there are none')
-    return outers, planners
+    return compiled, planners
 
 
 def _check_names(cuts: Mapping[str, Cut], sizes: Sizes) -> None:
-    """That something has these sizes."""
-    known: list[str] = []
-    for joined in (j for c in cuts.values() for j in c.joined.graphs.values()):
+    """Raise InvalidInput unless every name in `sizes` is a dynamic size."""
+    names: list[str] = []
+    for joined in (j for c in cuts.values() for j in c.graphs.values()):
         for var, value in zip(joined.inputs, joined.graph.inputs, strict=True):
             if isinstance(value, Sym):
-                known.append(value.name)
+                names.append(value.name)
             elif var.dynamic:
-                known += [f"{value.name}[{d}]" for d in range(len(value.max_shape))]
+                names += [f"{value.name}[{d}]" for d in range(len(value.max_shape))]
     for name in sizes:
-        if name not in known:
-            may = ", ".join(dict.fromkeys(known)) or "none"
-            raise InvalidInput(f"the program has no size {name!r} that may change; those that may: {may}")
+        if name not in names:
+            listed = ", ".join(dict.fromkeys(names)) or "none"
+            raise InvalidInput(f"unknown dynamic size {name!r}; dynamic sizes are: {listed}")
 
 
 def _compiled(name: str, cut: Cut, planners: Mapping[int, Planner]) -> CompiledMethod:
@@ -215,52 +239,41 @@ def _compiled(name: str, cut: Cut, planners: Mapping[int, Planner]) -> CompiledM
     plans = {k: planner.plan() for k, planner in planners.items()}
     for k, part in enumerate(parts):
         if isinstance(part, Stretch):
-            joined = cut.joined.graphs[k]
-            ends = tuple(joined.inputs), tuple(joined.outputs), tuple(cut.joined.read[k])
+            joined = cut.graphs[k]
             checked = any(v.dtype is DType.I64 and not i.index for v, i in zip(joined.inputs, plans[k].inputs))
-            exact = _exact(part, joined, cut.joined.states[k]) if checked else ()
-            items.append(Run(numbers[k], *ends, exact))
+            exact = _exact(part, joined) if checked else ()
+            items.append(Run(numbers[k], tuple(joined.inputs), tuple(joined.outputs), joined.on_host, exact))
             continue
         instruction = part.instruction
         by_shape = isinstance(instruction, Call) and _by_shape(instruction)
         if isinstance(instruction, Jump):
             instruction = replace(instruction, target=bisect_left(starts, instruction.target))
         items.append(Host(instruction, part.by_size, by_shape))
-    inner = {v for s in cut.joined.states.values() for v in s}
+    inner = {v for joined in cut.graphs.values() for v in joined.states}
     touched = (v for i in flat.code if isinstance(i, Call) for v in (*variables(i.args), *i.outs) if v.kind == "state")
     states = tuple(dict.fromkeys(v for v in touched if v not in inner))
     early = [p for p in parts if not isinstance(p, Stretch) and p.by_size]
     others = [p for p in parts if isinstance(p, Stretch) or not p.by_size]
     read = {v for p in others for v in read_by(p)}.union(*map(variables, flat.outputs))
-    kept = tuple(v for p in early for v in written_by(p) if v in read)
+    results = tuple(v for p in early for v in written_by(p) if v in read)
     written = {v for p in parts for v in written_by(p)}
-    given = tuple(v for v in flat.inputs if isinstance(v, Var) and v not in written)
-    return CompiledMethod(
-        name,
-        tuple(flat.inputs),
-        tuple(flat.outputs),
-        flat.input_tree,
-        flat.output_tree,
-        tuple(items),
-        tuple(plans.values()),
-        states,
-        kept,
-        given,
-    )
+    unwritten = tuple(v for v in flat.inputs if isinstance(v, Var) and v not in written)
+    signature = tuple(flat.inputs), tuple(flat.outputs), flat.input_tree, flat.output_tree
+    return CompiledMethod(name, *signature, tuple(items), tuple(plans.values()), states, results, unwritten)
 
 
-def _exact(stretch: Stretch, joined: Joined, states: set[Var]) -> tuple[Host, ...]:
-    """Return a stretch's calls for the host, for int64 inputs beyond 32 bits; empty where it cannot or should not run.
+def _exact(stretch: Stretch, joined: Joined) -> tuple[Host, ...]:
+    """Return a stretch's calls for the host, for int64 inputs beyond 32 bits; empty if it cannot or should not run.
 
-    It cannot run what has no NumPy kernel, nor what keeps a state on the GPU, nor delegates, whose ints have 32 bits.
-    It should not where the bundle would have to hold weights for it.
+    It cannot run calls without NumPy kernels, states that live on the GPU, or delegates, whose ints have 32 bits.
+    It should not run if the bundle would have to store weights for it.
     """
     used = {v for c in stretch.calls for v in variables(c.args)}
     nbytes = sum(v.data.nbytes for v in used if v.kind == "constant" and v.data is not None)
     served = all(on_host(c) and len(writes(c)) == len(c.outs) for c in stretch.calls)
-    known = {v for c in stretch.calls for v in c.outs}.issuperset(joined.outputs)
+    complete = {v for c in stretch.calls for v in c.outs}.issuperset(joined.outputs)
     delegated = any(v.narrowed for v in (*used, *(v for c in stretch.calls for v in c.outs)))
-    if states or delegated or not served or not known or nbytes > MOST_EXACT_BYTES:
+    if joined.states or delegated or not served or not complete or nbytes > MAX_EXACT_BYTES:
         return ()
     return tuple(Host(c, by_shape=_by_shape(c)) for c in stretch.calls)
 

@@ -1,11 +1,12 @@
-"""The sizes at which a plan is made: all of them where there are few, else a sample.
+"""The grid of sizes at which a plan is traced: all sizes if there are few, otherwise a sample.
 
-A column holds the values of one source (a size, an int, or an element of data that decides something), a row of all
-columns is a *point*. Sizes that guards call equal vary together; sizes that must have a value have only that one.
+A column has the values of one source (a size, an int, or an element of data that guards depend on), and a row of all
+columns is a *point*. Sizes that guards declare equal vary as one; sizes that must have a certain value only have that.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -13,34 +14,19 @@ import numpy as np
 
 from ..plan.numbers import SCALAR, Item, Many, needed
 from ..sizes import BIG, Range, Size, Table, Trace, plain_value, result_range
-from . import sample
-from .classes import Classes
-from .room import Named
+from .graph_memory import NamedSizes
+from .size_classes import SizeClasses
 
-MAX_INTS = 1024  # values of an int that is no size
+MAX_POINTS = 16384  # of a grid
+MAX_VALUES = 64  # of one size in a sample
+MAX_INTS = 1024  # values of an int that is not a size
 
 
-class Point:
-    """Values of a table's rows at one set of sizes. `sources` are those of sizes and ints, `item` reads data.
-
-    Unknown data is 0.
-    """
+class Point(Many):
+    """The values of a table's rows at one set of sizes, given those of `sources`. By default all data is 0."""
 
     def __init__(self, table: Table, sources: Mapping[int, int], item: Item = lambda _, __: 0) -> None:
-        self.table, self._values, self._item = table, dict(sources), item
-
-    def __getitem__(self, row: int) -> int:
-        if row not in self._values:
-            for k in needed(self.table.rows, [row]):
-                if k not in self._values:
-                    op, a, b = self.table.rows[k]
-                    if op == "item":
-                        self._values[k] = self._item(int(b), self._values[int(a)])
-                    elif op == "const":
-                        self._values[k] = a  # type: ignore[assignment]
-                    else:
-                        self._values[k] = SCALAR[op](self._values[int(a)], self._values[int(b)])
-        return self._values[row]
+        super().__init__(table.rows, sources, SCALAR, item)
 
     def satisfies(self, guards: Iterable[int]) -> bool:
         """Return whether all guards hold here."""
@@ -48,32 +34,32 @@ class Point:
 
 
 class SizeGrid:
-    """Points of a graph's sizes and ints, and which guards hold at them.
+    """Points of a graph's sizes and ints, and the guards that hold at them.
 
-    `names` maps the table's rows of sizes and ints to their names. `sizes` lists values by name, each combined with
-    each; `points` lists whole sets of values instead, in which a size that is not named is as large as it can be.
+    `names` maps the table's rows of sizes and ints to their names. `sizes` lists values by name for a Cartesian
+    product; `points` lists complete sets of values instead, where an omitted size has its largest value.
     """
 
     def __init__(
         self,
         table: Table,
         names: Mapping[int, str],
-        sizes: Named,
+        sizes: NamedSizes,
         points: Sequence[Mapping[str, int]],
         largest_dim: int,
     ) -> None:
         self.table, self.names, self.sizes, self.points = table, names, sizes, points
-        self.largest_dim = largest_dim  # of any tensor: the bound of ints that become sizes
+        self.largest_dim = largest_dim  # of all tensors: the bound of ints that become sizes
         self.columns: dict[int, np.ndarray] = {}
         self.complete = False  # whether the program allows no other points
         self.anchors: set[int] = set()  # guards that joined or pinned sizes
-        self._many = Many(table.rows, self.columns)
+        self._values = Many(table.rows, self.columns)
 
     def __len__(self) -> int:
         return len(next(iter(self.columns.values()))) if self.columns else 1
 
     def largest(self) -> Point:
-        """Return the point at which every size is as large as it can be, and every int its first value."""
+        """Return the point where every size has its largest value, and every int its first."""
         values = {}
         for row, name in self.names.items():
             high = self._largest(row)
@@ -85,13 +71,13 @@ class SizeGrid:
         return Point(self.table, {row: int(values[k]) for row, values in self.columns.items()})
 
     def lay_out(self, guards: Sequence[int], deciding: Iterable[int] = ()) -> None:
-        """Fill the columns, with what these guards of the shapes at the largest sizes say about sizes.
+        """Fill the columns, given the guards of the shapes at the largest sizes.
 
-        `deciding` are further sources: ints and data on which guards depend. Sizes that seem to belong together, since
-        products of them are equal, come twice: once together, and first.
+        `deciding` has further sources: ints and data that guards depend on. Sizes that are probably equal, because
+        products of them are, get points where they vary separately, and points where they vary as one.
         """
         sources = {*self.names, *deciding}
-        classes = Classes(sources)
+        classes = SizeClasses(sources)
         for g in guards:
             op, a, b = self.table.rows[g]
             if op == "eq" and a in sources and b in sources:
@@ -102,7 +88,10 @@ class SizeGrid:
                 classes.pinned |= fixed
                 self.anchors |= {g} if fixed else set()
         if self.points:
-            self.columns, self.complete = self._listed(), False
+            for row, name in self.names.items():
+                values = [p.get(name, self._largest(row) or 0) for p in self.points]
+                self.columns[row] = np.array(values, np.int64)
+            self.complete = False
         else:
             self.columns, self.complete = self._product(classes, deciding)
             if classes.join_products(self.table, guards):
@@ -112,69 +101,62 @@ class SizeGrid:
 
     def forget(self) -> None:
         """Drop the arrays that were computed from the columns."""
-        self._many = Many(self.table.rows, self.columns)
+        self._values = Many(self.table.rows, self.columns)
 
     def knows(self, row: int) -> bool:
         """Return whether a row depends on sizes only, not on unknown data."""
         try:
-            self._many[row]
+            self._values[row]
         except KeyError:
             return False
         return True
 
     def mask(self, guards: Iterable[int]) -> np.ndarray:
-        """Return at which points all guards hold; unknown data counts as zeros, as where guards were traced."""
+        """Return the points where all guards hold; unknown data counts as zeros, as when guards were traced."""
         mask = np.ones(len(self), bool)
         for g in guards:
-            many = self._many
+            values = self._values
             if not self.knows(g):
-                unseen = (row for row in needed(self.table.rows, [g]) if self.table.rows[row][0] == "item")
-                many = Many(self.table.rows, {**self.columns, **dict.fromkeys(unseen, np.zeros(len(self), np.int64))})
-            mask &= np.asarray(many[g], bool)
+                data = (row for row in needed(self.table.rows, [g]) if self.table.rows[row][0] == "item")
+                values = Many(self.table.rows, {**self.columns, **dict.fromkeys(data, np.zeros(len(self), np.int64))})
+            mask &= np.asarray(values[g], bool)
         return mask
 
     def distinguishing(self, guards: Sequence[int], inside: np.ndarray) -> tuple[int, ...]:
-        """Return the guards that tell points `inside` from each other; the others hold at all or none of them."""
-        kept = list(guards)
+        """Return the guards that distinguish points `inside`; the others hold at all of them or none."""
+        needed_guards = list(guards)
         for g in guards:
-            others = [x for x in kept if x != g]
-            if np.array_equal(self.mask(kept) & inside, self.mask(others) & inside) and self.knows(g):
-                kept = others
-        return tuple(kept)
+            others = [x for x in needed_guards if x != g]
+            if np.array_equal(self.mask(needed_guards) & inside, self.mask(others) & inside) and self.knows(g):
+                needed_guards = others
+        return tuple(needed_guards)
 
-    def most(self, size: Size, trace: Trace) -> int:
+    def largest_value(self, size: Size, trace: Trace) -> int:
         """Return the largest value of a size where the trace's guards hold."""
         here = int(plain_value(size))
         if self.columns and self.knows(size.row):
             mask = self.mask(trace.guards)
-            return int(np.max(np.broadcast_to(self._many[size.row], mask.shape)[mask], initial=here))
+            return int(np.max(np.broadcast_to(self._values[size.row], mask.shape)[mask], initial=here))
         high = self._range(size.row, trace)[1]
         return here if high == BIG else int(high)
 
     def _range(self, row: int, trace: Trace) -> Range:
-        """Return the range of a row that follows from what the trace knows about its operands."""
+        """Return the range of a row, from the trace's ranges of its operands."""
         ranges: dict[int, Range] = {}
         for k in needed(self.table.rows, [row]):
             op, a, b = self.table.rows[k]
-            known = trace.ranges.get(k)
-            if known is None:
-                known = result_range(op, ranges[int(a)], ranges[int(b)]) if op in SCALAR else self.table.ranges[k]
-            ranges[k] = known
+            bounds = trace.ranges.get(k)
+            if bounds is None:
+                bounds = result_range(op, ranges[int(a)], ranges[int(b)]) if op in SCALAR else self.table.ranges[k]
+            ranges[k] = bounds
         return ranges[row]
 
     def _largest(self, row: int) -> int | None:
         """Return the largest value of a size; None for an int."""
         return int(self.table.ranges[row][1]) if self.table.rows[row][0] == "size" else None
 
-    def _listed(self) -> dict[int, np.ndarray]:
-        """Return the columns of `points`."""
-        return {
-            row: np.array([p.get(name, self._largest(row) or 0) for p in self.points], np.int64)
-            for row, name in self.names.items()
-        }
-
-    def _product(self, classes: Classes, deciding: Iterable[int]) -> tuple[dict[int, np.ndarray], bool]:
-        """Return columns that combine each value with each, and whether the program allows no other values."""
+    def _product(self, classes: SizeClasses, deciding: Iterable[int]) -> tuple[dict[int, np.ndarray], bool]:
+        """Return the columns of the product of all values, and whether the program allows no other values."""
         axes: list[Sequence[int]] = []
         complete = True
         members, pinned = classes.members(), classes.fixed()
@@ -190,11 +172,44 @@ class SizeGrid:
             else:
                 axes.append([high] if key in pinned else range(high + 1))
         total = math.prod(map(len, axes))
-        complete = complete and total <= sample.MAX_POINTS
-        points = sample.every(axes, total) if total <= sample.MAX_POINTS else sample.sample(axes)
+        if total <= MAX_POINTS:
+            points = np.array(list(itertools.product(*axes)), np.int64).reshape(total, len(axes))
+        else:
+            points, complete = sample(axes), False
         return {row: points[:, k] for k, rows in enumerate(members.values()) for row in rows}, complete
 
     def _values_of_ints(self) -> list[int]:
-        """Return the values of an int that sizes are made of, or a sample: up to the largest dimension, and below 0."""
-        values = sample.pick(range(self.largest_dim + 1), MAX_INTS)
+        """Return values of an int that sizes depend on, up to the largest dimension in both directions."""
+        values = pick(range(self.largest_dim + 1), MAX_INTS)
         return sorted({v for n in values for v in (-n, n)}, key=lambda v: (abs(v), v))
+
+
+def sample(axes: Sequence[Sequence[int]]) -> np.ndarray:
+    """Return at most 2 × MAX_POINTS points, in order: random ones, and a coarse grid if it is not too large.
+
+    They include the smallest and the largest values of every axis, also of all axes at once.
+    """
+    rng = np.random.default_rng(0)
+    picked = [pick(axis, MAX_VALUES) for axis in axes]
+    count = max(map(len, picked))
+    along = [[p[min(k, len(p) - 1)] for p in picked] for k in range(count)]
+    back = [[p[max(len(p) - 1 - k, 0)] for p in picked] for k in range(count)]
+    dense = [rng.choice(p, MAX_POINTS // 8) for p in picked]  # mostly small values, like the bounds of kernels
+    even = [np.array(axis)[rng.integers(len(axis), size=MAX_POINTS // 8)] for axis in axes]
+    parts = [np.array(along), np.array(back), np.stack(dense, 1), np.stack(even, 1)]
+    each = int(MAX_POINTS ** (1 / sum(len(axis) > 1 for axis in axes)))
+    if each >= 4:
+        parts.append(np.array(list(itertools.product(*(pick(axis, each) for axis in axes)))))
+    return np.unique(np.concatenate(parts).astype(np.int64), axis=0)
+
+
+def pick(axis: Sequence[int], count: int) -> list[int]:
+    """Return `count` values of an axis: the largest, the smallest, powers of two and their neighbours, and others."""
+    if len(axis) <= count:
+        return list(axis)
+    values = axis if isinstance(axis, range) else set(axis)
+    powers = [1 << k for k in range(axis[-1].bit_length())]
+    around = [n for power in powers for n in (power - 1, power + 1)]
+    between = [axis[round(k * (len(axis) - 1) / count)] for k in range(count)]
+    ordered = [*axis[:-4:-1], *axis[: count // 4], *powers, *around, *between, *axis]
+    return sorted(itertools.islice(dict.fromkeys(n for n in ordered if n in values), count))

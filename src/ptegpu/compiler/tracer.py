@@ -1,4 +1,4 @@
-"""Runs of shape rules and lowerings on sizes that remember: each leaves what holds, and the guards where it does."""
+"""Traces of shape rules and lowerings on symbolic sizes: each has a result, and guards for the sizes where it holds."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Iterable, Sequence
 
 from ..errors import InvalidProgram, PtegpuError
 from ..graph.graph import Graph, Sym, Tensor, Value
-from ..graph.live import evaluate
+from ..graph.shape_rules import evaluate
 from ..limits import tick
 from ..plan.plan import Expr, Number
 from ..sizes import Size, Trace
 from .indices import Indices
-from .node import Lowering
+from .lowering import Lowering
 from .plan_writer import PlanWriter, TracedChoice, TracedFamily, number
 from .size_grid import Point, SizeGrid
 
@@ -19,7 +19,7 @@ INT_RANGE = (-(2**31), 2**31 - 1)
 
 
 class Tracer:
-    """Traces of one graph. With `plain`, sizes are plain ints, and a trace holds at its own point only."""
+    """Traces the rules of one graph. With `plain`, sizes are plain ints, and a trace holds at its own point only."""
 
     def __init__(
         self, graph: Graph, grid: SizeGrid, writer: PlanWriter, dynamic: Sequence[bool], *, plain: bool = False
@@ -30,7 +30,7 @@ class Tracer:
         results = [o for n in graph.nodes for o in n.outs]
         self.syms = [v for v in (*graph.inputs, *results) if isinstance(v, Sym)]
         self.steps = [(k, n) for k, n in enumerate(graph.nodes) if n.op.sym is None]
-        self.lowered = 0  # nodes
+        self.lowered = 0  # number of nodes
         for v in self.syms:
             writer.word(v)
 
@@ -81,7 +81,7 @@ class Tracer:
         place, node = self.steps[k]
         trace = Trace(self.table)
         self._set(family, trace, point, (*node.values(), *node.outs))
-        lowering = Lowering(self.writer, place, node, trace, self.grid.most)
+        lowering = Lowering(self.writer, place, node, trace, self.grid.largest_value)
         refusal: PtegpuError | None = None
         try:
             lowering.run()
@@ -93,29 +93,29 @@ class Tracer:
     def check_declared(self, family: TracedFamily) -> None:
         """Raise InvalidProgram for a shape that differs from the declared one.
 
-        A size that comes from data is at most the declared one: the family's guards say so.
+        A size that comes from data is at most the declared one, by the family's guards.
         """
         for node in self.graph.nodes:
             for out in node.outs:
-                shape = family.values.get(out, ())
-                if isinstance(out, Tensor) and any(
-                    n != m and not isinstance(n, Expr) for n, m in zip(shape, out.max_shape)
-                ):
-                    shown = [f"up to {m}" if isinstance(n, Expr) else str(n) for n, m in zip(shape, out.max_shape)]
-                    both = f"{node.name} gives [{', '.join(shown)}], the program says {list(out.max_shape)}"
-                    raise InvalidProgram(f"{both}: it contradicts itself, so export it again")
+                if not isinstance(out, Tensor):
+                    continue
+                pairs = list(zip(family.values.get(out, ()), out.max_shape))
+                if any(n != m and not isinstance(n, Expr) for n, m in pairs):
+                    shown = ", ".join(f"up to {m}" if isinstance(n, Expr) else str(n) for n, m in pairs)
+                    text = f"{node.name} gives [{shown}], the program says {list(out.max_shape)}"
+                    raise InvalidProgram(f"{text}: it contradicts itself, so export it again")
 
     def _source(self, trace: Trace, row: int, point: Point) -> int:
         return point[row] if self.plain else Size(trace, row, point[row])  # type: ignore[return-value]
 
     def _set(self, family: TracedFamily, trace: Trace, point: Point, values: Iterable[Value]) -> None:
-        """Give values the shapes of the family at a point, in a trace of their own."""
+        """Set values to the shapes of the family at a point, traced in `trace`."""
 
-        def traced(n: Number, most: float) -> int:
+        def traced(n: Number, limit: float) -> int:
             if not isinstance(n, Expr):
                 return n
             low, high = trace.range(n.row)
-            trace.ranges[n.row] = max(low, -most), min(high, most)
+            trace.ranges[n.row] = max(low, -limit), min(high, limit)
             return trace.at(n.row, point[n.row])  # type: ignore[return-value]
 
         for v in values:
@@ -129,9 +129,9 @@ class Tracer:
 
 
 def _guards(trace: Trace, refusal: PtegpuError | None) -> tuple[int, ...]:
-    """Return the guards of a trace, without those of the text that ends a refusal.
+    """Return the guards of a trace, without those of the message of a refusal.
 
-    A text names sizes, so its guards would exclude other sizes that are refused for the same reason.
+    The message contains sizes, so its guards would exclude other sizes that are refused for the same reason.
     """
     guards = list(trace.guards.items())
     while refusal is not None and guards and guards[-1][1] == "text":

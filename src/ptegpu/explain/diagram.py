@@ -68,7 +68,7 @@ class _DiagramBuilder:
         for k, item in enumerate(self.cut.items):
             maybe, first = item.start < until, len(self.diagram.boxes)
             if isinstance(item, Stretch):
-                self.graph(self.cut.joined.graphs[k], maybe)
+                self.graph(self.cut.graphs[k], maybe)
             elif isinstance(item.instruction, Call):
                 self.call(item.instruction, "host" if on_host(item.instruction) else "unsupported", maybe)
             elif isinstance(item.instruction, Move):

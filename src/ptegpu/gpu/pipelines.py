@@ -13,7 +13,7 @@ from typing import TypeAlias
 from weakref import ref
 
 from ..errors import DeviceError, DeviceLost, KernelError, OutOfMemory
-from ..plan import dialect
+from ..plan import directives
 from ..plan.plan import Access, Kernel
 from ..progress import Progress, silent
 from .native import Handle, Report
@@ -103,12 +103,12 @@ class PipelineCache:
         return ShaderSource(kernel.name, wgsl, self._layout(kernel.access)[1], translate)
 
     def _key(self, kernel: Kernel) -> _Key:
-        return dialect.source(kernel, self._api.dialect), kernel.access
+        return directives.source(kernel, self._api.dialect), kernel.access
 
     def _error(self, kernel: Kernel, report: str, summary: str) -> KernelError:
         """Return the error for a compiler's report; lines count in `kernel.wgsl`, without the prelude."""
         line, column, message = self._api.fault(report) or (0, 0, summary)
-        line -= dialect.prelude(kernel, self._api.dialect).count("\n")
+        line -= directives.prelude(kernel, self._api.dialect).count("\n")
         if line < 1:
             return KernelError(f"kernel {kernel.name} does not compile: {message}")
         lines = kernel.wgsl.splitlines()

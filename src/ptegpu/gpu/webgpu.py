@@ -18,7 +18,7 @@ from typing import Any, ClassVar, NamedTuple
 from _cffi_backend import gcp  # type: ignore[import-untyped]
 
 from ..errors import DeviceError, OutOfMemory
-from ..plan.dialect import Dialect
+from ..plan.directives import Dialect
 from ..plan.plan import Access
 from . import native
 from .native import Handle, NativeRequest, Report, owned, text_of

@@ -1,1 +1,1 @@
-"""What will run, without files and without a GPU: tensors, symbolic ints, nodes, and their live shapes."""
+"""Methods and graphs, without files and without a GPU: import, schemas, shape rules, patterns."""

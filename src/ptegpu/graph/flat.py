@@ -1,4 +1,4 @@
-"""A method as one list of operator calls: delegates inlined, scalars and lists resolved, in-place writes made visible.
+"""A method as one list of operator calls: delegates inlined, scalars and lists resolved, in-place writes explicit.
 
 Instructions read and write slots, as in the file; single assignment comes later, when stretches of calls become graphs.
 A constant that some instruction writes is a state: it keeps its value between calls.
@@ -17,6 +17,6 @@ class FlatMethod:
     inputs: list[Operand] = field(default_factory=list)  # a Var, or the traced value a scalar input must equal
     outputs: list[Operand] = field(default_factory=list)
     code: list[Instruction] = field(default_factory=list)
-    folded: list[Call] = field(default_factory=list)  # computed at load, and no longer in the code
+    folded: list[Call] = field(default_factory=list)  # computed at load, and removed from the code
     input_tree: str = ""
     output_tree: str = ""

@@ -1,9 +1,9 @@
-"""What will run: tensors, symbolic ints, and nodes in order. Nothing of WebGPU, nothing of files.
+"""The graph that will run: tensors, symbolic ints and nodes in order, independent of WebGPU and of files.
 
 A graph is in single-assignment form: a tensor is an input, a constant, a state, or the output of exactly one node.
-State is the exception that the outside sees: it keeps its value between runs. A node that writes a state in place
-names it in `mutates`; a state that got a new value from ordinary nodes has it in `Graph.writebacks`, copied when the
-run ends. Sizes are live: `Tensor.shape` is the shape of the current call, never above `max_shape`.
+A state is the exception: it keeps its value between runs. A node that writes a state in place names it in `mutates`.
+A state that ordinary nodes compute a new value for has it in `Graph.writebacks`, copied when the run ends. Sizes are
+live: `Tensor.shape` is the shape in the current call, at most `max_shape`.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ Kind = Literal["input", "constant", "state", "temp"]
 
 @dataclass(eq=False, slots=True)
 class Tensor:
-    """A tensor value. Elements are contiguous in the live shape; `dtype` is the one it has on the GPU."""
+    """A tensor value. Elements are contiguous in the live shape; `dtype` is the type on the GPU."""
 
     name: str
     dtype: DType
     max_shape: Shape
     kind: Kind = "temp"
-    data: np.ndarray | None = None  # a constant's elements, or a state's first ones (None: zeros)
+    data: np.ndarray | None = None  # a constant's elements, or a state's initial ones (None: zeros)
     shape: Shape = ()
-    parts: tuple[tuple[int, Tensor], ...] = ()  # a constant above the binding limit: (first row, rows) pieces
+    parts: tuple[tuple[int, Tensor], ...] = ()  # a constant above the binding limit: (first row, its rows)
 
     def __post_init__(self) -> None:
         self.shape = self.shape or self.max_shape
@@ -86,20 +86,20 @@ class Node:
     op: OpDef
     args: tuple[Arg, ...]
     outs: tuple[Value, ...]
-    name: str  # where it came from, for messages: "aten.add.Tensor #12"
+    name: str  # its origin, for messages: "aten.add.Tensor #12"
     mutates: tuple[Tensor, ...] = ()
 
     def values(self) -> Iterator[Value]:
-        """The tensors and symbolic ints among the arguments, lists flattened."""
+        """Yield the tensors and symbolic ints among the arguments, lists flattened."""
         return flatten(self.args)
 
     @property
     def members(self) -> tuple[Node, ...]:
-        """The nodes that a pass made it of, in order."""
+        """Return the nodes that a pass fused into this one, in order."""
         return getattr(self.op.steps, "members", ())
 
     def lines(self, indent: str = "  ") -> list[str]:
-        """It and, further in, what it was made of."""
+        """Return lines that show the node and, indented, its members."""
         return [f"{indent}{self!r}", *(line for m in self.members for line in m.lines(f"{indent}  "))]
 
     def __repr__(self) -> str:
@@ -115,19 +115,10 @@ class Graph:
     writebacks: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # (state, its value after the run)
 
     def tensors(self) -> list[Tensor]:
-        """Every tensor, in order of first appearance."""
-        seen: dict[Tensor, None] = {}
-        for v in [
-            *self.inputs,
-            *(v for n in self.nodes for v in (*n.values(), *n.outs)),
-            *flatten(tuple(self.outputs)),
-        ]:
-            if isinstance(v, Tensor):
-                seen.setdefault(v)
-        for state, value in self.writebacks:
-            seen.setdefault(state)
-            seen.setdefault(value)
-        return list(seen)
+        """Return every tensor, in order of first appearance."""
+        values: list[Value] = [*self.inputs, *(v for n in self.nodes for v in (*n.values(), *n.outs))]
+        values += [*flatten(tuple(self.outputs)), *(v for pair in self.writebacks for v in pair)]
+        return list(dict.fromkeys(v for v in values if isinstance(v, Tensor)))
 
     def __repr__(self) -> str:
         lines = [f"graph {self.name}({', '.join(map(repr, self.inputs))})"]
@@ -137,7 +128,7 @@ class Graph:
 
 
 def flatten(args: tuple[Arg, ...]) -> Iterator[Value]:
-    """Tensors and symbolic ints in an argument tuple, depth first."""
+    """Yield the tensors and symbolic ints in an argument tuple, depth first."""
     for a in args:
         if isinstance(a, Tensor | Sym):
             yield a

@@ -1,4 +1,4 @@
-"""From a method of a file to a `FlatMethod` program."""
+"""The import of a file's method as a `FlatMethod`: delegates inlined, omitted views and states made explicit."""
 
 from __future__ import annotations
 
@@ -13,21 +13,20 @@ from ..format import ptd, pte
 from ..format.delegate import BlobGraph, read_delegate
 from ..limits import spend, tick
 from ..plan.method import Call, Instruction, Jump, Move, Operand, Var, variables
-from .ends import Ids, ends
+from .delegates import Ids, Inliner, split_arguments
 from .flat import FlatMethod
 from .graph import Shape
-from .inline import inline
-from .names import COPY_INDEX, GIVING_SCALARS, VIEW, functional
+from .names import COPY_INDEX, SCALAR_RESULTS, VIEW, functional
 
 NamedData = Mapping[str, memoryview | ptd.NamedTensor]
-Effect = tuple[pte.Instruction, Ids, Ids]  # with the values that it reads and writes
+Effect = tuple[pte.Instruction, Ids, Ids]  # an instruction with the values it reads and writes
 Mutates = Callable[[str], tuple[int, ...]]  # operator name → positions of arguments written in place
 
 BACKENDS = ("VulkanBackend",)
 
 
 def import_method(method: pte.Method, named_data: NamedData, mutates: Mutates, path: str | None = None) -> FlatMethod:
-    """Everything the method does, as calls on slots."""
+    """Return everything the method does, as calls on slots."""
     return _Importer(method, named_data, mutates, path).run()
 
 
@@ -36,13 +35,13 @@ class _Importer:
         self.method, self.named_data, self.mutates, self.path = method, named_data, mutates, path
         self.slots: dict[int, Var] = {}
         self.blobs: dict[tuple[int, int], BlobGraph] = {}
-        self.owners: dict[tuple[int, int], int] = {}  # place in planned memory → the value last written there
-        self.known: set[int] = set()  # values that have been written
+        self.owners: dict[tuple[int, int], int] = {}  # place in planned memory → the value last written there so far
+        self.defined: set[int] = set()  # tensors written so far
         self._check_supported()
         self.chains = self._effects()
         written = [v for chain in self.chains for _, _, writes in chain for v in writes]
         self.written = set(written)
-        self.last = {v.place: k for k in written if isinstance(v := method.values[k], pte.Tensor)}
+        self.last_owners = {v.place: k for k in written if isinstance(v := method.values[k], pte.Tensor)}
 
     def run(self) -> FlatMethod:
         method = self.method
@@ -66,7 +65,7 @@ class _Importer:
         return flat
 
     def _check_written(self, flat: FlatMethod) -> None:
-        """That there is an instruction that writes each output, whether or not every call gets there."""
+        """Raise InvalidProgram for an output that no instruction writes, on any path."""
         written = {v for i in flat.code for v in (i.outs if isinstance(i, Call) else ())}
         written |= {i.target for i in flat.code if isinstance(i, Move)}
         for k, v in ((k, v) for k, o in enumerate(flat.outputs) for v in variables(o)):
@@ -74,7 +73,7 @@ class _Importer:
                 raise InvalidProgram(f"method {flat.name}: nothing writes its output {k}, {v!r}", path=self.path)
 
     def _check_supported(self) -> None:
-        """Backends and element types that are not ptegpu's, all at once."""
+        """Raise UnsupportedProgram with all backends and element types that ptegpu does not run."""
         method, problems = self.method, []
         calls = [i for chain in method.chains for i in chain if isinstance(i, pte.DelegateCall)]
         others = dict.fromkeys(d for c in calls if (d := method.delegates[c.delegate].id) not in BACKENDS)
@@ -86,40 +85,39 @@ class _Importer:
             )
         names = {value_id: f"input {k}" for k, value_id in enumerate(method.inputs)}
         tensors = [(names.get(k, f"v{k}"), v) for k, v in enumerate(method.values) if isinstance(v, pte.Tensor)]
-        found = [f"{name} is {t.dtype.value}{list(t.sizes)}" for name, t in tensors if not t.dtype.runs]
-        if found:
+        unsupported = [f"{name} is {t.dtype.value}{list(t.sizes)}" for name, t in tensors if not t.dtype.runs]
+        if unsupported:
             problems.append(
-                f"method {method.name} has tensors that ptegpu does not compute with: {', '.join(found)}; "
+                f"method {method.name} has tensors that ptegpu does not compute with: {', '.join(unsupported)}; "
                 "export it with tensors of bools, ints and floats"
             )
         if problems:
             raise UnsupportedProgram(*problems)
 
     def _chain(self, chain: list[Effect], code: list[Instruction]) -> None:
-        starts: list[int] = []
-        jumps: list[tuple[int, int]] = []  # (position in code, instruction of the chain it goes to)
+        start, starts = len(code), list[int]()
         for number, (instruction, reads, writes) in enumerate(chain):
             starts.append(len(code))
             self._find_views(reads, code)
             for value_id in writes:
                 self._write(value_id)
             if isinstance(instruction, pte.KernelCall):
-                code.append(self._kernel(instruction, reads, writes, number))
+                args, outs = tuple(map(self.operand, reads)), tuple(map(self.slot, writes))
+                name = instruction.operator
+                code.append(Call(functional(name), args, outs, f"{name} #{number}"))
             elif isinstance(instruction, pte.DelegateCall):
-                code.extend(self._delegate(instruction.delegate, reads, writes))
+                where = f"delegate {instruction.delegate}"
+                inliner = Inliner(self._blob(instruction.delegate), self.named_data, where, self.path)
+                code.extend(inliner.run(list(map(self.operand, reads)), list(map(self.slot, writes))))
             elif isinstance(instruction, pte.MoveCall):
                 code.append(self._move(instruction))
             elif isinstance(instruction, pte.JumpFalse):
-                jumps.append((len(code), instruction.destination))
-                code.append(Jump(self.operand(instruction.condition), 0))
+                code.append(Jump(self.operand(instruction.condition), instruction.destination))
         starts.append(len(code))
-        for position, destination in jumps:
-            jump = code[position]
-            assert isinstance(jump, Jump)
-            code[position] = Jump(jump.condition, starts[destination])
+        code[start:] = [Jump(i.condition, starts[i.target]) if isinstance(i, Jump) else i for i in code[start:]]
 
     def _effects(self) -> list[list[Effect]]:
-        """The instructions with the values that each reads and writes."""
+        """Return the chains of instructions, each with the values it reads and writes."""
         values = self.method.values
         has_value = set(self.method.inputs)
         has_value.update(k for k, v in enumerate(values) if isinstance(v, pte.Tensor) and v.is_stored)
@@ -142,7 +140,7 @@ class _Importer:
             spend("nodes", max(1, len(blob.calls)), where)
             spend("items", len(blob.values), where)
             values = self.method.values
-            return ends(blob, instruction.args, values, lambda k: k not in has_value, where, self.path)
+            return split_arguments(blob, instruction.args, values, lambda k: k not in has_value, where, self.path)
         if isinstance(instruction, pte.MoveCall):
             return (instruction.source,), (instruction.target,)
         if isinstance(instruction, pte.JumpFalse):
@@ -152,24 +150,24 @@ class _Importer:
     def _write(self, value_id: int) -> None:
         value = self.method.values[value_id]
         if isinstance(value, pte.Tensor):
-            self.known.add(value_id)
+            self.defined.add(value_id)
             if value.place is not None:
                 self.owners[value.place] = value_id
 
     def _find_views(self, ids: Iterable[int | None], code: list[Instruction]) -> None:
-        """Make the views that the exporter left out: tensors that nobody writes, at a place that somebody wrote.
+        """Add the views that the exporter left out: tensors without a writer, at a place with one.
 
-        Before anybody did in this call, it is a buffer's place, which holds what the last call wrote.
+        A place not yet written in this call belongs to a buffer, and holds what the previous call wrote last.
         """
         for value_id in ids:
             value = None if value_id is None else self.method.values[value_id]
             if isinstance(value, pte.TensorList):
                 self._find_views(value.items, code)
-            if value_id is None or not isinstance(value, pte.Tensor) or value_id in self.known or value.place is None:
+            if value_id is None or not isinstance(value, pte.Tensor) or value_id in self.defined or value.place is None:
                 continue
             owner = self.owners.get(value.place)
             later = owner is None and value_id not in self.written
-            owner = self.last.get(value.place) if later else owner
+            owner = self.last_owners.get(value.place) if later else owner
             source = None if owner is None else self.method.values[owner]
             if owner is None or not isinstance(source, pte.Tensor):
                 continue
@@ -178,13 +176,12 @@ class _Importer:
             if (source.dtype, source.numel) != (value.dtype, value.numel) or source.dynamic or value.dynamic:
                 if later:
                     continue
-                raise InvalidProgram(
-                    f"value {value_id} lies where value {owner} does, but is no view of it", path=self.path
-                )
+                text = f"value {value_id} shares the memory of value {owner}, but cannot be a view of it"
+                raise InvalidProgram(text, path=self.path)
             view = self.slot(value_id)
             view.kind, view.data = "temp", None
             code.append(Call(VIEW, (self.operand(owner), value.sizes), (view,), f"view of v{owner}"))
-            self.known.add(value_id)
+            self.defined.add(value_id)
 
     @cached_property
     def _used_ids(self) -> set[int]:
@@ -203,7 +200,7 @@ class _Importer:
         return used
 
     def operand(self, value_id: int) -> Operand:
-        """The literal or slot behind a value id."""
+        """Return the literal or slot of a value id."""
         if value_id in self.slots:
             return self.slots[value_id]
         value = self.method.values[value_id]
@@ -240,29 +237,28 @@ class _Importer:
 
     def _external(self, name: str, t: pte.Tensor) -> np.ndarray:
         assert t.key is not None
-        found = self.named_data.get(t.key)
-        if found is None:
-            raise InvalidProgram(
-                f"{name} needs the data '{t.key}', which no file given has; give its .ptd file", path=self.path
-            )
-        if isinstance(found, ptd.NamedTensor):
-            if found.dtype is not None and (found.dtype, found.sizes) != (t.dtype, t.sizes):
-                given, wanted = f"{found.dtype.value}{list(found.sizes or ())}", f"{t.dtype.value}{list(t.sizes)}"
-                raise InvalidProgram(f"{name}: the data '{t.key}' is {given}, not {wanted}", path=self.path)
-            found = found.data
-        if len(found) < t.nbytes:
-            raise InvalidProgram(f"{name}: the data '{t.key}' has {len(found)} bytes of {t.nbytes}", path=self.path)
-        return array_of(found[: t.nbytes], t.dtype, t.sizes, t.dim_order)
+        data = self.named_data.get(t.key)
+        if data is None:
+            raise InvalidProgram(f"no file has the data '{t.key}' of {name}: pass its .ptd file", path=self.path)
+        if isinstance(data, ptd.NamedTensor):
+            if data.dtype is not None and (data.dtype, data.sizes) != (t.dtype, t.sizes):
+                types = [f"{x.dtype.value}{list(x.sizes or ())}" for x in (data, t) if x.dtype is not None]
+                raise InvalidProgram(f"{name}: the data '{t.key}' is {types[0]}, not {types[1]}", path=self.path)
+            data = data.data
+        if len(data) < t.nbytes:
+            text = f"{name}: the data '{t.key}' has {len(data)} bytes, expected {t.nbytes}"
+            raise InvalidProgram(text, path=self.path)
+        return array_of(data[: t.nbytes], t.dtype, t.sizes, t.dim_order)
 
     def _split(self, call: pte.KernelCall) -> tuple[Ids, Ids]:
-        """Value ids of a kernel call's arguments and of its results."""
+        """Return the value ids of a kernel call's arguments and of its results."""
         args = call.args
         if not args:
             raise InvalidProgram(f"{call.operator} has no arguments", path=self.path)
         last = self.method.values[args[-1]]
         if call.operator == COPY_INDEX:
             return args, args[:1]
-        if call.operator.startswith(GIVING_SCALARS):
+        if call.operator.startswith(SCALAR_RESULTS):
             return args[:-1], args[-1:]
         if isinstance(last, pte.TensorList):
             outs = tuple(i for i in last.items if i is not None)
@@ -276,91 +272,77 @@ class _Importer:
             return args[:-2], args[-1:]
         return args[:-1], args[-1:]
 
-    def _kernel(self, call: pte.KernelCall, ids: Ids, outs: Ids, number: int) -> Call:
-        name = functional(call.operator)
-        where = f"{call.operator} #{number}"
-        return Call(name, tuple(self.operand(i) for i in ids), tuple(self.slot(i) for i in outs), where)
-
     def _move(self, move: pte.MoveCall) -> Move:
-        """A slot takes what it declares: a scalar, or a tensor of its dtype and sizes."""
+        """Return a move; raise InvalidProgram unless the source has the dtype and sizes that the target declares."""
         source, target = self.operand(move.source), self.slot(move.target)
         dtype, sizes = (source.dtype, source.sizes) if isinstance(source, Var) else (None, ())
         dynamic = target.dynamic or (isinstance(source, Var) and source.dynamic)
         if dtype is not target.dtype or len(sizes) != len(target.sizes) or (sizes != target.sizes and not dynamic):
-            text = (
-                f"value {move.source}, {source!r}, is moved to value {move.target}, {target!r}, which it does not fit"
-            )
+            text = f"value {move.source}, {source!r}, does not fit value {move.target}, {target!r}, where it is moved"
             raise InvalidProgram(f"method {self.method.name}: {text}", path=self.path)
         return Move(source, target)
 
     def _blob(self, index: int) -> BlobGraph:
         delegate = self.method.delegates[index]
-        place = delegate.offset, len(delegate.blob)  # which several may share
+        place = delegate.offset, len(delegate.blob)  # several delegates may share a blob
         if place not in self.blobs:
             tick()
             self.blobs[place] = read_delegate(delegate.blob, base=delegate.offset, path=self.path)
         return self.blobs[place]
 
-    def _delegate(self, index: int, ids: Ids, outs: Ids) -> list[Instruction]:
-        given, results = [self.operand(i) for i in ids], [self.slot(i) for i in outs]
-        return inline(self._blob(index), given, results, self.named_data, f"delegate {index}", self.path)
-
     def _mark_states(self, flat: FlatMethod) -> None:
-        """Constants that get written, and planned tensors read before they are written, keep their value.
+        """Make states of constants that are written, and of planned tensors that are read before they are written.
 
-        And what is computed from a value of changing size may change its own.
+        Also mark results computed from a dynamic value as dynamic.
         """
-        seen: set[Var] = {v for v in flat.inputs if isinstance(v, Var)}
+        written: set[Var] = {v for v in flat.inputs if isinstance(v, Var)}
         for instruction in flat.code:
             if isinstance(instruction, Jump):
                 continue
             if isinstance(instruction, Move):
-                seen.add(instruction.target)
+                written.add(instruction.target)
                 continue
             for v in variables(instruction.args):
-                if v not in seen and v.kind == "temp" and v.dtype is not None:
+                if v not in written and v.kind == "temp" and v.dtype is not None:
                     v.kind = "state"
-            mutated = [
-                v
-                for k in self.mutates(instruction.op)
-                if k < len(instruction.args)
-                for v in variables(instruction.args[k])
-            ]
+            places = [k for k in self.mutates(instruction.op) if k < len(instruction.args)]
+            mutated = [v for k in places for v in variables(instruction.args[k])]
             for v in (*instruction.outs, *mutated):
                 if v.kind == "constant":
                     v.kind = "state"
-                seen.add(v)
+                written.add(v)
             if any(v.dynamic for v in variables(instruction.args)):
                 for v in instruction.outs:
                     v.dynamic = True
 
 
 def _check_buffers(flat: FlatMethod) -> None:
-    """Raise UnsupportedProgram if a buffer that a delegate writes may be a constant that is read outside it.
+    """Raise UnsupportedProgram if a buffer that a delegate writes may also be a constant that is read outside it.
 
-    Exporters store a buffer once for each delegate that uses it and once for the calls outside, without its name:
-    equal elements are all that tells. The reader of another copy would never see what is written.
+    Exporters store a copy of a buffer for each delegate that uses it and one for the calls outside, without its name.
+    Only equal elements show that two are copies, and a reader of one copy would never see writes to another.
     """
     calls = [i for i in flat.code if isinstance(i, Call)]
     states = {v for c in calls for v in (*variables(c.args), *c.outs) if v.kind == "state" and _delegate_of(v)}
     for call in calls if states else ():
         for v in variables(call.args):
-            same = next((s for s in states if v.kind == "constant" and _may_be(v, s)), None)
-            if same is not None:
+            state = next((s for s in states if v.kind == "constant" and _may_copy(v, s)), None)
+            if state is not None:
+                buffer = repr(state).removeprefix(f"{state.name}:")
                 raise UnsupportedProgram(
-                    f"delegate {_delegate_of(same)[1:]} changes a buffer, {same.dtype.value}{list(same.sizes)}, that "  # type: ignore[union-attr]
-                    f"{call.where} seems to read from a copy of its own, which does not change; export without "
-                    "partitions (`ptegpu export torch --no-delegate`)"
+                    f"delegate {_delegate_of(state)[1:]} changes a buffer, {buffer}, that {call.where} seems to read "
+                    "from a copy of its own, which does not change; export without partitions "
+                    "(`ptegpu export torch --no-delegate`)"
                 )
 
 
 def _delegate_of(v: Var) -> str:
-    """Return "d3" of a value in delegate 3, nothing for one outside of delegates."""
+    """Return "d3" for a value of delegate 3, "" for a value outside of delegates."""
     return v.name.rpartition(".")[0]
 
 
-def _may_be(constant: Var, state: Var) -> bool:
-    """Return whether a constant has the elements that a state of another delegate begins with."""
+def _may_copy(constant: Var, state: Var) -> bool:
+    """Return True if a constant has the initial elements of a state of another delegate."""
     a, b = constant.data, state.data
     if constant.sizes != state.sizes or a is None or b is None or _delegate_of(constant) == _delegate_of(state):
         return False
@@ -369,7 +351,7 @@ def _may_be(constant: Var, state: Var) -> bool:
 
 
 def array_of(data: memoryview, dtype: DType, sizes: Shape, dim_order: tuple[int, ...]) -> np.ndarray:
-    """Bytes of the file as an array of logical shape; a view, unless they are in another dimension order."""
+    """Return bytes of a file as an array of logical shape: a view with the strides of their dimension order."""
     flat = np.frombuffer(data, dtype.numpy)
     if dim_order == tuple(range(len(sizes))):
         return flat.reshape(sizes)

@@ -4,8 +4,8 @@
     SCALED = Op("aten.mul.Tensor", (PRODUCT, Number("factor")), swaps=True)
     match = find(node, Uses(graph), [SCALED])      # match.tensors["q"], match.numbers["factor"]
 
-A pattern begins at a result and goes up to the operands. Between two of its nodes there may be others that the caller
-has the matcher skip, such as views.
+A pattern begins at a result and goes up to the operands. Between two of its nodes the matcher may pass others, such as
+views, if the caller's `skips` accepts them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Skips: TypeAlias = Callable[[Node], bool]
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """A tensor at which the pattern ends; with `behind`, the one that skipped nodes begin with."""
+    """A tensor where the pattern ends. With `behind`, skipped nodes above it are passed first."""
 
     name: str = ""
     test: Callable[[Tensor], bool] = lambda t: True
@@ -33,7 +33,7 @@ class Leaf:
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """A number, also as a constant of one element; one with a name is kept as `of` returns it."""
+    """A number, or a constant of one element. With a name, the match has the value that `of` returns."""
 
     name: str = ""
     test: Callable[[float], bool] = lambda x: True
@@ -42,11 +42,10 @@ class Number:
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """A node of one of these operators or roles, or that passes a test, whose first arguments match in their order.
-    None matches any argument.
+    """A node of one of these operators or roles, or that passes a test, whose first arguments match in order.
 
-    With `swaps`, the first two may change places. `when` is asked with the node and its arguments in the order that
-    matches.
+    None matches any argument. With `swaps`, the first two arguments may change places. `when` is called with the node
+    and its arguments in matching order.
     """
 
     which: str | tuple[str, ...] | Callable[[Node], bool]
@@ -69,16 +68,18 @@ class Either:
         self.patterns, self.name = patterns, name
 
 
-Pattern: TypeAlias = "Leaf | Number | Op | Either | Callable[[], Pattern] | None"  # a function: of what comes later
+Pattern: TypeAlias = (
+    "Leaf | Number | Op | Either | Callable[[], Pattern] | None"  # a function, for a pattern defined later
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """What the names of a pattern stand for: each for one tensor, or for all numbers of that name."""
+    """A match: the nodes of a pattern, a tensor for each name, and the list of numbers for each name."""
 
     uses: Uses
     skips: Skips
-    nodes: Mapping[Node, None] = field(default_factory=dict)  # matched and skipped ones, the last of the graph first
+    nodes: Mapping[Node, None] = field(default_factory=dict)  # matched and skipped, the last of the graph first
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
     numbers: Mapping[str, tuple[float, ...]] = field(default_factory=dict)  # in the order of the data
 
@@ -96,13 +97,13 @@ class Match:
         return all(self.uses.stays_within(o, self.nodes) for n in self.inner for o in n.outs)
 
     def at(self, p: Op, node: Node) -> Match | None:
-        """Return the match with a node and its operands, in one order or the other."""
+        """Return the match extended by a node and its operands, in either order; None if they differ."""
         if not p.takes(node) or len(node.args) < len(p.args):
             return None
-        begun = replace(self, nodes={**self.nodes, node: None})
+        extended = replace(self, nodes={**self.nodes, node: None})
         orders = [node.args, (*node.args[1::-1], *node.args[2:])] if p.swaps else [node.args]
         fitting = (args for args in orders if p.when is None or p.when(node, *args))
-        return next((m for args in fitting if (m := begun._all(p.args, args)) is not None), None)
+        return next((m for args in fitting if (m := extended._all(p.args, args)) is not None), None)
 
     def _all(self, patterns: Iterable[Pattern], args: tuple[Arg, ...]) -> Match | None:
         m: Match | None = self
@@ -124,18 +125,18 @@ class Match:
                 m, a = self._behind(a) if p.behind else (self, a)
                 m = m if isinstance(a, Tensor) and p.test(a) else None
             case Either():
-                begun, a = self._behind(a)
-                m = next((m for q in p.patterns if (m := begun._operand(q, a)) is not None), None)
+                passed, a = self._behind(a)
+                m = next((m for q in p.patterns if (m := passed._operand(q, a)) is not None), None)
             case Op():
-                begun, a = self._behind(a)
+                passed, a = self._behind(a)
                 maker = self.uses.maker.get(a) if isinstance(a, Tensor) else None
-                m = begun.at(p, maker) if maker else None
+                m = passed.at(p, maker) if maker else None
             case _:
                 return self._operand(p(), a)
         return m and m._named(p.name, a)
 
     def _behind(self, a: Arg) -> tuple[Match, Arg]:
-        """Return the match with nodes that are skipped, and what they begin with."""
+        """Return the match with skipped nodes added, and the operand of the first of them."""
         nodes = dict(self.nodes)
         while isinstance(a, Tensor) and (node := self.uses.maker.get(a)) is not None and self.skips(node):
             nodes[node] = None
@@ -143,7 +144,7 @@ class Match:
         return replace(self, nodes=nodes), a
 
     def _named(self, name: str, a: Arg) -> Match | None:
-        """Return the match with a tensor of this name; None if another one has it."""
+        """Return the match with a tensor of this name; None if the name stands for another tensor."""
         if not name:
             return self
         if not isinstance(a, Tensor) or self.tensors.get(name, a) is not a:
@@ -152,15 +153,15 @@ class Match:
 
 
 def find(node: Node, uses: Uses, patterns: Iterable[Op], skips: Skips = lambda node: False) -> Match | None:
-    """Return how the first of the patterns that does so matches the node and those before it."""
+    """Return the match of the first pattern that fits the node and its producers; None if none does."""
     return next((m for p in patterns if (m := Match(uses, skips).at(p, node)) is not None), None)
 
 
 def rewrite(graph: Graph, patterns: Iterable[Op], build: Callable[[Match], Node | None]) -> None:
-    """Put one node in place of each match of a pattern, where the last of its nodes was.
+    """Replace each match of a pattern by one node, at the place of the match's last node.
 
-    Only matches that nothing else looks into count, and whose nodes may run that late. `build` may still refuse one;
-    then the next pattern is tried.
+    A match counts if nothing else uses its inner results and its nodes may run that late. `build` may refuse it by
+    returning None; then the next pattern is tried.
     """
     uses, new, gone = Uses(graph), dict[Node, Node](), set[Node]()
     for node in graph.nodes:
@@ -176,8 +177,8 @@ def rewrite(graph: Graph, patterns: Iterable[Op], build: Callable[[Match], Node 
 
 
 def number_of(a: Arg) -> float | None:
-    """Return a number, also of a constant of one element."""
+    """Return the value of a number or of a constant of one element; None for anything else."""
     if isinstance(a, Tensor):
-        one = a.kind == "constant" and a.data is not None and a.data.size == 1
-        return float(np.asarray(a.data).reshape(-1)[0]) if one else None
+        is_number = a.kind == "constant" and a.data is not None and a.data.size == 1
+        return float(np.asarray(a.data).reshape(-1)[0]) if is_number else None
     return float(a) if isinstance(a, int | float) else None

@@ -1,24 +1,24 @@
-"""From the operator names of kernel calls to the names of the registries.
+"""The names of operators: as kernel calls spell them, and in the registries.
 
-A `.pte` calls out variants (`aten::mul.Scalar_out`) and in-place ones (`aten::copy_`); the registries know the
+A `.pte` calls out variants (`aten::mul.Scalar_out`) and in-place variants (`aten::copy_`); the registries have the
 functional twin (`aten.mul.Scalar`, `aten.copy.default`). Twins take the same arguments in the same order, except for
-`out` and, where the output says it all, dtype, layout, device and pinning.
+`out` and for what the output already determines: dtype, layout, device and pinning.
 """
 
 from __future__ import annotations
 
-# Operators that the importer itself has to know, because of what a file leaves out. These it calls:
-VIEW = "aten.view_copy.default"  # for a tensor at a place that another one has written
-COPY = "aten.alias_copy.default"  # for what enters or leaves a delegate; costs nothing where the dtypes agree
+# Operators that the importer inserts where a file leaves something out:
+VIEW = "aten.view_copy.default"  # for a tensor in the memory of another one
+COPY = "aten.alias_copy.default"  # for tensors that enter or leave a delegate; free where the dtypes agree
 ADD = "add"  # 0 to a scalar that leaves a delegate
-# And these are called in ways of their own:
-PREPACK = "et_vk.prepack.default"  # of a constant: is the constant
+# Operators that the importer treats specially:
+PREPACK = "et_vk.prepack.default"  # its result is the constant it uploads
 CHECKS = ("aten._assert_scalar.default", "aten.sym_constrain_range_for_size.default")  # in a delegate: compute nothing
 COPY_INDEX = "executorch_prim::et_copy_index.tensor"  # writes its first argument, and has no other result
-# These have one result, a scalar, as their last argument:
-GIVING_SCALARS = ("executorch_prim::", "aten::sym_size", "aten::sym_numel", "aten::_local_scalar_dense")
+# Operators whose only result is a scalar, their last argument:
+SCALAR_RESULTS = ("executorch_prim::", "aten::sym_size", "aten::sym_numel", "aten::_local_scalar_dense")
 
-OUT_ALONE = frozenset({"", "out", "values", "grad_input"})  # overloads that name the outputs and nothing else
+DEFAULT_OVERLOADS = frozenset({"", "out", "values", "grad_input"})  # overloads that only name the outputs
 
 # Twins whose overload does not follow from the out variant's.
 IRREGULAR = {
@@ -55,18 +55,18 @@ IRREGULAR = {
 
 
 def in_place(name: str) -> bool:
-    """Whether a kernel call of this name writes its first argument and has no output of its own."""
+    """Return True if a kernel call of this name writes its first argument and has no output of its own."""
     base = name.partition(".")[0]
     return base.endswith("_") and not base.endswith("__")
 
 
 def functional(name: str) -> str:
-    """The registry name of an operator as a kernel call spells it: `aten::topk.values` is `aten.topk.default`."""
+    """Return the registry name of a kernel call's operator: `aten.topk.default` for `aten::topk.values`."""
     if name in IRREGULAR:
         return IRREGULAR[name]
     qualified, _, overload = name.partition(".")
     namespace, _, base = qualified.rpartition("::")
     if in_place(name):
         base = base.removesuffix("_")
-    overload = "default" if overload in OUT_ALONE else overload.removesuffix("_out")
+    overload = "default" if overload in DEFAULT_OVERLOADS else overload.removesuffix("_out")
     return f"{namespace}.{base}.{overload}" if namespace else f"{base}.{overload}"

@@ -1,19 +1,20 @@
-"""What operators take: one schema per operator, to which its GPU rule and its NumPy kernel both bind their arguments.
+"""The schemas of operators, to which GPU rules and NumPy kernels bind arguments, and their traits.
 
     def select(x: Tensor, dim: int, index: SymInt) -> ...: ...
 
-The positional parameters are the schema, in order. Annotations say what becomes of what the file has (the exporter
-merges equal scalars, so an index may arrive as `Double(1.0)`): `Tensor` (`Array` in a NumPy kernel), `int`, `float`,
-`bool`, `str`, `Number`, `SymInt` (an int that a kernel may read from the GPU: a `Sym` is handed on), lists of these
-(`list[int]` or `Sequence[int]`; a single value is a list of one), each perhaps `| None`, and `Any` for what is ignored.
-`options: Options` stands for dtype, layout, device and pin_memory of a new tensor: a delegate gives all four, a
-kernel call none of them, and no kernel needs them, because the program declares the result.
+The positional parameters are the schema, in order. Annotations define the conversion of arguments. (The exporter
+merges equal scalars, so an index may arrive as `Double(1.0)`.) They are `Tensor` (`Array` in a NumPy kernel), `int`,
+`float`, `bool`, `str`, `Number`, `SymInt` (an int that a kernel may read from the GPU: a `Sym` stays one), lists of
+these (`list[int]` or `Sequence[int]`; a single value becomes a list), each perhaps `| None`, and `Any` for ignored
+arguments.
+`options: Options` stands for dtype, layout, device and pin_memory of a new tensor: a delegate passes all four, a
+kernel call none of them. They are ignored, because the program declares the result.
 
-A symbolic int given for a plain `int` is its value now.
+A symbolic int passed for a plain `int` becomes its current value.
 
-`Traits` are what the rest of the code may rely on about an operator, whether the GPU or the host runs it. Rules for the
-GPU (`@op`) and NumPy kernels (`@portable`) declare them where they are registered. The types of their values are those
-of `ops/`, which is not imported here, so that a host step of a bundle needs none of it.
+`Traits` are what other code may rely on about an operator, whether the GPU or the host runs it. Rules for the GPU
+(`@op`) and NumPy kernels (`@portable`) declare them where they are registered. The types of their values come from
+`ops/`, which is not imported here, so that a host step of a bundle does not load it.
 """
 
 from __future__ import annotations
@@ -52,24 +53,24 @@ ZeroTest = Callable[["Operands"], bool]
 ByRow = Literal["", "product", "norm", "elements"]
 Role = Literal["", "product", "norm", "attention", "rotary", "cache", "row"]
 
-REQUIRED = inspect.Parameter.empty  # the default of a parameter that has none
+REQUIRED = inspect.Parameter.empty  # marks a parameter without a default
 OPTIONS = ("dtype", "layout", "device", "pin_memory")
 
 
 class _Options:
-    """Nothing: see the module."""
+    """The type of a parameter for four ignored arguments (see the module)."""
 
 
 Options: TypeAlias = _Options | None
 
 
 class Parameter(NamedTuple):
-    """One positional parameter."""
+    """A positional parameter."""
 
     name: str
     convert: Convert = lambda a: a
     default: Any = REQUIRED
-    kinds: Kinds = frozenset({Any})  # what a value can be
+    kinds: Kinds = frozenset({Any})  # of its values
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -80,11 +81,11 @@ class Schema:
     parameters: tuple[Parameter, ...]
 
     def bind(self, args: Sequence[Any]) -> list[Any]:
-        """The arguments as the parameters want them; trailing ones may be left to their defaults."""
+        """Return the arguments converted as the parameters require; trailing ones may be omitted for their defaults."""
         placed = self.place(args)
         if len(placed) > len(self.parameters):
-            most = len(self.parameters) + len(args) - len(placed)
-            raise InvalidProgram(f"{self.name} takes {most} arguments, the program gives {len(args)}")
+            limit = len(self.parameters) + len(args) - len(placed)
+            raise InvalidProgram(f"{self.name} takes {limit} arguments, the program gives {len(args)}")
         values = []
         for k, p in enumerate(self.parameters):
             if k >= len(placed):
@@ -95,77 +96,77 @@ class Schema:
             try:
                 values.append(p.convert(placed[k]))
             except (TypeError, ValueError, OverflowError) as e:
-                given = f"argument '{p.name}' cannot be {describe(placed[k])}"
-                raise InvalidProgram(f"{self.name}: {given} ({e})") from None
+                text = f"{self.name}: argument '{p.name}' cannot be {describe(placed[k])} ({e})"
+                raise InvalidProgram(text) from None
         return values
 
     def named(self, args: Sequence[Any]) -> dict[str, Any]:
-        """The bound arguments by the names of their parameters."""
+        """Return the bound arguments by the names of their parameters."""
         return {p.name: value for p, value in zip(self.parameters, self.bind(args), strict=True)}
 
     def operands(self, args: Sequence[Any]) -> dict[str, Any]:
-        """Return the arguments as they are by the names of their parameters, with the defaults of those left out."""
+        """Return the unconverted arguments by parameter name, with defaults for omitted ones."""
         placed = self.place(args)
         return {p.name: placed[k] if k < len(placed) else p.default for k, p in enumerate(self.parameters)}
 
     def place(self, args: Sequence[Any]) -> Sequence[Any]:
-        """One argument per parameter: `Options`, which are four arguments or none, become one None."""
+        """Return one argument per parameter: `Options`, four arguments or none, become a single None."""
         at = next((k for k, p in enumerate(self.parameters) if _Options in p.kinds), len(args))
         if len(args) <= at:
             return args
-        given = len(OPTIONS) if len(args) >= len(self.parameters) else 0
-        return (*args[:at], None, *args[at + given :])
+        count = len(OPTIONS) if len(args) >= len(self.parameters) else 0
+        return (*args[:at], None, *args[at + count :])
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Traits:
-    """What others may rely on about an operator. Decorators take these by name, and parameters by theirs."""
+    """Properties of an operator that other code relies on. Decorators take them as keywords, and parameters by name."""
 
     # Effects: what a call changes, and what changes a call.
     mutates: tuple[int, ...] = ()  # parameters written in place (states)
-    hollow: bool = False  # its result holds nothing: no kernel writes it, and a program that looks finds zeros
+    hollow: bool = False  # no kernel writes its result, and a program that reads it finds zeros
 
-    # Exactness: which calls the GPU computes as PyTorch would. The host has the others.
-    fits: Fits | None = None  # what its tensors must be; None: any that a GPU holds. Given as text: see `fits.py`
-    wide: bool = False  # moves or compares values only, so int64 narrowed with a range check stays exact
-    moves: bool = False  # results have elements of the first argument only, in any order and number
-    serves: Serves | None = None  # whether the GPU takes a call: of bound arguments, tensors as the program declares
+    # Exactness: which calls the GPU computes as PyTorch would. The host runs the others.
+    fits: Fits | None = None  # the tensors it takes (None: any that a GPU holds), declared as text: see `fits.py`
+    wide: bool = False  # only moves or compares values, so int64 narrowed with a range check stays exact
+    moves: bool = False  # its results have elements of the first argument only, in any order and number
+    serves: Serves | None = None  # whether the GPU takes a call: bound arguments, tensors as the program declares them
 
-    # Values: what follows about ints and sizes without running it. Of operands by name.
+    # Values: facts about ints and sizes without running it, from operands by name.
     span: SpanRule | None = None  # the range of its first result
-    elements: tuple[str, ...] = ()  # parameters whose elements that has (so it is wide); of what moves: the first
-    places: int | None = None  # which result has numbers of elements of the first argument
+    elements: tuple[str, ...] = ()  # parameters whose elements that result has (implies `wide`); for `moves`: the first
+    places: int | None = None  # which result holds indices of elements of the first argument
     sums: bool = False  # adds or multiplies ints, in int64 unless its parameter `dtype` names another type
     casts: bool = False  # converts to the dtype of its result
     multiplies: bool = False  # its result is the product of its two arguments
-    tests_zero: ZeroTest | None = None  # whether its result says which elements of the first argument are not 0
+    tests_zero: ZeroTest | None = None  # whether its result marks the nonzero elements of the first argument
     neutral: int | None = None  # a second argument with which its result is the first one
-    prefix: PrefixRule | None = None  # the sizes of its result, if smaller ones see the first elements of it
+    prefix: PrefixRule | None = None  # the sizes of its result, if a smaller result has its first elements
 
-    # Indices: which arguments name elements, and their bounds at the live shapes. Of bound arguments.
+    # Indices: which arguments are indices, and their bounds at the live shapes, from bound arguments.
     indexes: Indexes | None = None
 
-    # Joining: what passes may make of it.
+    # Fusion: what passes may do with it.
     splits: tuple[int, ...] = ()  # parameters that may be constants in parts (`Tensor.parts`)
-    role: Role = ""  # in fused nodes: its last step is a `Product`, or its only one another work of that kind
+    role: Role = ""  # in fused nodes: the kind of its last step, or of its only one
 
     by_row: ByRow = ""  # how each row of its result follows from the same row of its first argument, if it does
-    by_channel: ByChannel | None = None  # what each channel of its first argument is multiplied with, and what is added
-    rescaled: Rescaled | None = None  # the arguments by which its result has such factors; None where that cannot be
+    by_channel: ByChannel | None = None  # the factor and the offset that it applies to each channel
+    rescaled: Rescaled | None = None  # the arguments that include such factors and offsets; None if impossible
 
-    walks: Walks | None = None  # how strides over its first argument become those over a result: see `walks.py`
+    walks: Walks | None = None  # how strides over its first argument become strides over a result: see `walks.py`
 
     # Symbolic ints.
-    whole: bool = False  # the result is an int whatever the argument's dtype
-    reads: bool = False  # the result is an element of the first argument: the rule says which of all
+    whole: bool = False  # the result is an int for any dtype of the argument
+    reads: bool = False  # the result is the element of the first argument at the flat index that the rule returns
 
     def copies(self, args: Sequence[object]) -> bool:
-        """Return whether a call with these arguments gives the first one."""
+        """Return whether a call with these arguments returns the first one."""
         return self.neutral is not None and args[1:] == (self.neutral,)
 
 
 def describe(value: Any) -> str:
-    """An argument in a message: an array by its type and shape."""
+    """Return an argument as text for a message: an array as its type and shape."""
     if isinstance(value, np.ndarray):
         return f"{value.dtype}{list(value.shape)}"
     if isinstance(value, list):
@@ -174,8 +175,8 @@ def describe(value: Any) -> str:
 
 
 def parameters_of(function: Callable[..., Any]) -> tuple[Parameter, ...]:
-    """The schema that a function's signature declares."""
-    found = []
+    """Return the schema that a function's signature declares."""
+    parameters = []
     for p in inspect.signature(function).parameters.values():
         if p.kind is p.KEYWORD_ONLY:
             continue
@@ -184,20 +185,20 @@ def parameters_of(function: Callable[..., Any]) -> tuple[Parameter, ...]:
                 raise KeyError(p.name)
             kinds, convert = _meaning(p.annotation, function.__globals__)
             default = list(p.default) if isinstance(p.default, tuple) else p.default
-            found.append(Parameter(p.name, convert, default, kinds))
+            parameters.append(Parameter(p.name, convert, default, kinds))
         except KeyError:
             raise TypeError(
                 f"parameter '{p.name}' of {function.__name__} needs an annotation: Tensor, int, float, bool, str, "
                 "Number or SymInt, a list of one of these, each perhaps | None, or Any"
             ) from None
-    return tuple(found)
+    return tuple(parameters)
 
 
 _meanings: dict[tuple[str, int], tuple[Kinds, Convert]] = {}
 
 
 def _meaning(annotation: Any, names: dict[str, Any]) -> tuple[Kinds, Convert]:
-    """What an annotation allows and asks for. Few are written in a module, each of them often: evaluated once."""
+    """Return the kinds and the conversion of an annotation, evaluated once per module."""
     if not isinstance(annotation, str):
         kinds = kinds_of(annotation)
         return kinds, _converter(kinds)
@@ -208,17 +209,17 @@ def _meaning(annotation: Any, names: dict[str, Any]) -> tuple[Kinds, Convert]:
 
 
 def kinds_of(hint: Any) -> Kinds:
-    """What an annotation allows: `list[int] | None` is {{int}, NoneType}; a bool counts as an int where both may be."""
+    """Return the kinds of an annotation: {{int}, NoneType} for `list[int] | None`; int includes bool."""
     if isinstance(hint, UnionType) or typing.get_origin(hint) is typing.Union:
-        found = frozenset[Any]().union(*map(kinds_of, typing.get_args(hint)))
-        return found - {bool} if int in found else found
+        kinds = frozenset[Any]().union(*map(kinds_of, typing.get_args(hint)))
+        return kinds - {bool} if int in kinds else kinds
     if typing.get_origin(hint) in (list, Sequence):
         return frozenset({kinds_of(typing.get_args(hint)[0])})
     return frozenset({Tensor if hint is np.ndarray else type(None) if hint is None else hint})
 
 
 def _converter(kinds: Kinds) -> Convert:
-    """The coercion that an annotation asks for."""
+    """Return the conversion to values of these kinds."""
     some = kinds - {type(None)}
     if len(some) == 1 and isinstance(kind := next(iter(some)), frozenset):
         item = _converter(kind)
@@ -256,10 +257,6 @@ def _int(a: Any) -> int:
     return a.value if isinstance(a, Sym) else a if isinstance(a, Size) else int(_scalar(a))  # type: ignore[return-value]
 
 
-def _float(a: Any) -> float:
-    return real(a.value if isinstance(a, Sym) else _scalar(a))
-
-
 def _number(a: Any) -> Number:
     return a.value if isinstance(a, Sym) else _scalar(a)
 
@@ -270,19 +267,17 @@ def _str(a: Any) -> str:
     return a
 
 
-def _either(a: Any) -> Any:
-    return _tensor(a) if isinstance(a, Tensor | np.ndarray | np.generic) else _number(a)
-
-
 _CONVERTERS: dict[Kinds, Convert] = {
     frozenset({Any}): lambda a: a,
     frozenset({_Options}): lambda a: None,
     frozenset({Tensor}): _tensor,
     frozenset({int}): _int,
-    frozenset({float}): _float,
+    frozenset({float}): lambda a: real(_number(a)),
     frozenset({bool}): lambda a: bool(int(_scalar(a))),
     frozenset({str}): _str,
     frozenset({int, float}): _number,
     frozenset({int, Sym}): lambda a: a if isinstance(a, Sym) else _int(a),
-    frozenset({Tensor, int, float}): _either,
+    frozenset({Tensor, int, float}): lambda a: (
+        _tensor(a) if isinstance(a, Tensor | np.ndarray | np.generic) else _number(a)
+    ),
 }

@@ -1,4 +1,4 @@
-"""Plans and bundles as plain data, the adapter they are made for, and how a runner evaluates them."""
+"""Plans and bundles as plain data, the adapters they are compiled for, and how a runner evaluates them."""
 
 from typing import TYPE_CHECKING
 
@@ -7,17 +7,17 @@ from .plan import Binding, Buffer, Copy, Dispatch, Family, Input, Kernel, Plan, 
 from .target import CLASSES, Cache, DeviceClass, Precision, Target, check_cache, check_precision
 
 if TYPE_CHECKING:
-    from .bundle import Bundle
-    from .dialect import source
+    from .bundle import Bundle, find_bundle
+    from .device_arrays import from_device, to_device
+    from .directives import source
     from .method import Call, CompiledMethod, Host, Instruction, Item, Jump, Move, Operand, Run, Var, variables
-    from .narrow import from_device, to_device
     from .numbers import Many, needed
-    from .read import find_bundle
     from .resolve import Resolver, chosen, evaluated
 
 _LAZY = {
-    ".bundle": ["Bundle"],
-    ".dialect": ["source"],
+    ".bundle": ["Bundle", "find_bundle"],
+    ".device_arrays": ["from_device", "to_device"],
+    ".directives": ["source"],
     ".method": [
         "Call",
         "CompiledMethod",
@@ -31,9 +31,7 @@ _LAZY = {
         "Var",
         "variables",
     ],
-    ".narrow": ["from_device", "to_device"],
     ".numbers": ["Many", "needed"],
-    ".read": ["find_bundle"],
     ".resolve": ["Resolver", "chosen", "evaluated"],
 }
 __getattr__ = lazy(__name__, {name: module for module, names in _LAZY.items() for name in names})

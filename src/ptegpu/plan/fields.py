@@ -1,4 +1,4 @@
-"""Fields of a bundle's JSON as what they were, the kind of each proved: one reader for each annotation."""
+"""Readers that turn JSON into dataclasses, one for each annotation, and check the type of every value."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from types import NoneType, UnionType
 from typing import Any, Literal, NoReturn, TypeAlias, Union, get_args, get_origin, get_type_hints
 
 from ..dtypes import DType
-from .layout import ARRAYS
+from .bundle import ARRAYS, damaged
 from .plan import Expr
-from .prove import damaged
 
 
 def literal(value: Any, where: str) -> Any:
+    """Return a plain value of JSON; raise InvalidProgram for a list or an object."""
     match value:
         case {"float": str(text)} if text in ("inf", "-inf", "nan"):
             return float(text)
@@ -24,25 +24,48 @@ def literal(value: Any, where: str) -> Any:
     damaged(f"{where} is {str(value)[:40]!r}")
 
 
-def read_field(kind: Any, value: Any, where: str) -> Any:
-    """The value that `_plain` made this of, where a field is annotated with `kind`."""
-    try:
-        return read_value(kind, value)
-    except _Wrong as e:
-        damaged(f"{where}{e}")
+class Record:
+    """An object of a bundle's JSON, with the path to it for messages."""
+
+    def __init__(self, values: Any, where: str = "") -> None:
+        if not isinstance(values, dict):
+            damaged(f"{where} is not an object")
+        self.values, self.where = values, where
+
+    def path(self, name: str) -> str:
+        return f"{self.where}.{name}" if self.where else name
+
+    def field(self, name: str, kind: Any, default: Any = None) -> Any:
+        """Return a field of an annotated type, as `save` wrote it; raise InvalidProgram for other types."""
+        try:
+            return _reader(kind)(self.values.get(name, default))
+        except _Mismatch as e:
+            damaged(f"{self.path(name)}{e}")
+
+    def items(self, name: str) -> list[Any]:
+        value = self.values.get(name)
+        if not isinstance(value, list):
+            damaged(f"{self.path(name)} is not a list")
+        return value
+
+    def record(self, name: str) -> Record:
+        return Record(self.values.get(name), self.path(name))
+
+    def records(self, name: str) -> list[Record]:
+        return [Record(value, f"{self.path(name)}[{k}]") for k, value in enumerate(self.items(name))]
 
 
 def read_value(kind: Any, value: Any) -> Any:
-    """The same of any JSON; ValueError, with what is wrong after where it is, if that is not of this kind."""
+    """Return a value of an annotated type from any JSON; raise ValueError(" is …" or ".field is …") for other types."""
     return _reader(kind)(value)
 
 
-class _Wrong(ValueError):
-    """What is wrong with a value, after where it is."""
+class _Mismatch(ValueError):
+    """A value of another type; the text starts with the path to it."""
 
 
-def _no(value: Any, what: str) -> NoReturn:
-    raise _Wrong(f" is {str(value)[:40]!r}, {what}")
+def _mismatch(value: Any, problem: str) -> NoReturn:
+    raise _Mismatch(f" is {str(value)[:40]!r}, {problem}")
 
 
 Reader: TypeAlias = Callable[[Any], Any]
@@ -62,11 +85,12 @@ def _reader(kind: Any) -> Reader:
     if origin is dict:
         return _dict_reader(_reader(parts[1]))
     if origin is Literal or kind is DType:
-        known = {v: v for v in parts} if origin is Literal else {d.value: d for d in DType}
-        names = ", ".join(map(str, known))
+        choices = {v: v for v in parts} if origin is Literal else {d.value: d for d in DType}
+        names = ", ".join(map(str, choices))
 
         def choice(value: Any) -> Any:
-            return known[value] if type(value) is str and value in known else _no(value, f"not one of {names}")
+            valid = type(value) is str and value in choices
+            return choices[value] if valid else _mismatch(value, f"not one of {names}")
 
         return choice
     if kind is object:
@@ -77,7 +101,7 @@ def _reader(kind: Any) -> Reader:
             return value
         if kind is float and type(value) is int:
             return float(value)
-        _no(value, f"no {getattr(kind, '__name__', kind)}")
+        _mismatch(value, f"expected {getattr(kind, '__name__', kind)}")
 
     return scalar
 
@@ -85,43 +109,43 @@ def _reader(kind: Any) -> Reader:
 def _read_row(value: Any) -> Expr:
     if type(value) is list and len(value) == 1 and type(value[0]) is int:
         return Expr(value[0])
-    _no(value, "no row")
+    _mismatch(value, "expected a row")
 
 
 def _array_reader(kind: Any) -> Reader:
-    """A dataclass that is written as a list of its fields."""
+    """Return a reader for a dataclass stored as a list of its fields."""
     hints = get_type_hints(kind)
-    readers = [(name, _reader(hint)) for name, hint in hints.items()]
+    names, readers = list(hints), [_reader(hint) for hint in hints.values()]
 
     def read(value: Any) -> Any:
         if type(value) is not list or len(value) != len(readers):
-            _no(value, f"not the {len(readers)} fields of a {kind.__name__}")
-        found = []
-        for (name, reader), v in zip(readers, value, strict=True):
-            try:
-                found.append(reader(v))
-            except _Wrong as e:
-                raise _Wrong(f".{name}{e}") from None
-        return kind(*found)
+            _mismatch(value, f"expected the {len(readers)} fields of a {kind.__name__}")
+        values: list[Any] = []
+        try:
+            for reader, v in zip(readers, value, strict=True):
+                values.append(reader(v))
+        except _Mismatch as e:
+            raise _Mismatch(f".{names[len(values)]}{e}") from None
+        return kind(*values)
 
     return read
 
 
 def _object_reader(kind: Any) -> Reader:
-    """A dataclass that is written as an object, without the fields that have their defaults."""
+    """Return a reader for a dataclass stored as an object, without the fields that have their defaults."""
     readers = {name: _reader(hint) for name, hint in get_type_hints(kind).items()}
     required = {f.name for f in fields(kind) if f.default is MISSING}
 
     def read(value: Any) -> Any:
         if type(value) is not dict or not required <= set(value) <= set(readers):
-            _no(value, f"without the fields of a {kind.__name__}")
-        found = {}
-        for name, v in value.items():
-            try:
-                found[name] = readers[name](v)
-            except _Wrong as e:
-                raise _Wrong(f".{name}{e}") from None
-        return kind(**found)
+            _mismatch(value, f"expected the fields of a {kind.__name__}")
+        values, name = {}, ""
+        try:
+            for name, v in value.items():
+                values[name] = readers[name](v)
+        except _Mismatch as e:
+            raise _Mismatch(f".{name}{e}") from None
+        return kind(**values)
 
     return read
 
@@ -132,7 +156,7 @@ def _tuple_reader(parts: tuple[Any, ...]) -> Reader:
 
     def read(value: Any) -> Any:
         if type(value) is not list or not (repeated or len(value) == len(readers)):
-            _no(value, "no list" if repeated else f"no list of {len(readers)}")
+            _mismatch(value, "expected a list" if repeated else f"expected a list of {len(readers)}")
         each = itertools.repeat(readers[0]) if repeated else readers
         return tuple([reader(v) for reader, v in zip(each, value, strict=False)])
 
@@ -140,31 +164,33 @@ def _tuple_reader(parts: tuple[Any, ...]) -> Reader:
 
 
 def _dict_reader(reader: Reader) -> Reader:
-    """Names, each with a value of one kind."""
+    """Return a reader for an object with values of one type."""
 
     def read(value: Any) -> Any:
-        return {name: reader(v) for name, v in value.items()} if type(value) is dict else _no(value, "no object")
+        if type(value) is not dict:
+            _mismatch(value, "expected an object")
+        return {name: reader(v) for name, v in value.items()}
 
     return read
 
 
 def _union_reader(parts: tuple[Any, ...]) -> Reader:
-    """An int or a row, a port or one of these, something or nothing."""
-    none, row, whole = NoneType in parts, Expr in parts, int in parts
+    """Return a reader for None, an int, a row, or one other type."""
+    none, row, number = NoneType in parts, Expr in parts, int in parts
     rest = [_reader(p) for p in parts if p not in (NoneType, Expr, int)]
 
     def read(value: Any) -> Any:
-        if (whole and type(value) is int) or (none and value is None):
+        if (number and type(value) is int) or (none and value is None):
             return value
         if row and type(value) is list:
             return _read_row(value)
-        return rest[0](value) if len(rest) == 1 else _no(value, "nothing that it can be")
+        return rest[0](value) if len(rest) == 1 else _mismatch(value, "which has the wrong type")
 
     return read
 
 
 def _read_argument(value: Any, depth: int = 0) -> Any:
-    """Of an operator that moves an index."""
+    """Return an argument of an operator that moves an index."""
     match value:
         case {"tuple": list(items)} if depth < 8:
             return tuple(_read_argument(x, depth + 1) for x in items)

@@ -1,7 +1,7 @@
-"""A compiled method: a list of items, which are runs of plans and what the host does between them.
+"""A compiled method: a list of items, which are runs of plans and host instructions between them.
 
-A `Var` is a slot that items read and write: it holds a value from one item to the next; a state keeps its value from
-one call to the next.
+A `Var` is a slot that items read and write. It keeps its value from one item to the next; a state keeps it from one
+call to the next.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from .plan import Plan
 
 @dataclass(eq=False, slots=True)
 class Var:
-    """A tensor slot, or, without dtype, a slot for a scalar that is known only when the program runs."""
+    """A slot for a tensor, or, without dtype, for a scalar that is only known when the program runs."""
 
     name: str
     dtype: DType | None
-    sizes: tuple[int, ...] = ()  # the maximum, where `dynamic`
+    sizes: tuple[int, ...] = ()  # upper bounds if `dynamic`
     dynamic: bool = False
     kind: Literal["temp", "input", "constant", "state"] = "temp"
-    data: np.ndarray | None = None  # a constant's elements, a state's first ones (None: zeros)
-    initial: int | float | bool | str | None = None  # of a scalar: what it is in every call until it is written
-    narrowed: bool = False  # int32 in a delegate, whose file says that of int64, too
+    data: np.ndarray | None = None  # a constant's elements, a state's initial ones (None: zeros)
+    initial: int | float | bool | str | None = None  # a scalar's value in every call until it is written
+    narrowed: bool = False  # int32 in a delegate's file, which may stand for int64
 
     def __repr__(self) -> str:
         return f"{self.name}:{self.dtype.value}{list(self.sizes)}" if self.dtype else self.name
@@ -73,9 +73,9 @@ Instruction: TypeAlias = Call | Move | Jump
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Run:
-    """A plan, with the slots that it takes and gives; the host looks at the outputs in `read`.
+    """A run of a plan, with its input and output slots; the host reads the outputs in `read`.
 
-    `exact` computes the same outputs on the host, for int64 inputs beyond 32 bits; empty: such inputs are refused.
+    `exact` computes the same outputs on the host for int64 inputs beyond 32 bits; if empty, such inputs are refused.
     """
 
     plan: int  # index into CompiledMethod.plans
@@ -87,11 +87,11 @@ class Run:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Host:
-    """One instruction of the host; the target of a jump is an item."""
+    """An instruction for the host; the target of a jump is an item."""
 
     instruction: Instruction
     by_size: bool = False  # its results are the same in every call with inputs of the same sizes
-    by_shape: bool = False  # it reads nothing but the shapes of its operands
+    by_shape: bool = False  # it only reads the shapes of its operands
 
 
 Item: TypeAlias = Run | Host
@@ -99,7 +99,7 @@ Item: TypeAlias = Run | Host
 
 @dataclass(frozen=True, eq=False, slots=True)
 class CompiledMethod:
-    """A method: its signature, its items, and the plans that they run."""
+    """A method: its signature, its items, and the plans they run."""
 
     name: str
     inputs: tuple[Operand, ...]
@@ -108,18 +108,18 @@ class CompiledMethod:
     output_tree: str
     items: tuple[Item, ...]
     plans: tuple[Plan, ...]
-    states: tuple[Var, ...]  # that do not live inside one plan
-    kept: tuple[Var, ...]  # of what depends on sizes only, the slots that anything else reads
-    given: tuple[Var, ...]  # inputs that no item writes
+    states: tuple[Var, ...]  # states that are not inside one plan
+    kept: tuple[Var, ...]  # slots that depend on sizes only and that other items read
+    given: tuple[Var, ...]  # inputs that no item overwrites
 
     @property
     def branch(self) -> int:
-        """The first item that may skip others."""
+        """Return the first item that may skip others."""
         jumps = (k for k, i in enumerate(self.items) if isinstance(i, Host) and isinstance(i.instruction, Jump))
         return next(jumps, len(self.items))
 
     @property
     def on_host(self) -> tuple[str, ...]:
-        """The operators that the host runs, in order: a runner needs a NumPy kernel or a primitive for each."""
+        """Return the operators that the host runs, in order; a runner needs a NumPy kernel or a primitive for each."""
         host = (i.instruction for i in self.items if isinstance(i, Host))
         return tuple(i.op for i in host if isinstance(i, Call))

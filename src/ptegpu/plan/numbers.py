@@ -1,4 +1,4 @@
-"""Rows of a plan as numbers: for one set of sizes, fast, as the runner needs them, or for many at once with NumPy."""
+"""Rows of a plan evaluated: as generated functions, fast at one set of sizes, or with NumPy at many."""
 
 from __future__ import annotations
 
@@ -11,58 +11,58 @@ import numpy as np
 
 from .plan import Row
 
-Shapes: TypeAlias = Sequence[Any]  # of each input its shape, or the int itself
-Item: TypeAlias = Callable[[int, int], int]  # an input's element: (input, flat element) → its value
+Shapes: TypeAlias = Sequence[Any]  # the shape of each input, or its value if it is an int
+Item: TypeAlias = Callable[[int, int], int]  # (input, flat index) → the element's value
 Program: TypeAlias = Callable[[Shapes, Item], tuple[Any, ...]]
 
 _TEXT = {
-    "add": "{} + {}", "sub": "{} - {}", "mul": "{} * {}", "floordiv": "over({}, {})", "mod": "rest({}, {})",
-    "div": "share({}, {})", "min": "min({}, {})", "max": "max({}, {})", "ceil": "ceil({})", "floor": "floor({})",
+    "add": "{} + {}", "sub": "{} - {}", "mul": "{} * {}", "floordiv": "floordiv({}, {})", "mod": "mod({}, {})",
+    "div": "div({}, {})", "min": "min({}, {})", "max": "max({}, {})", "ceil": "ceil({})", "floor": "floor({})",
     "lt": "{} < {}", "ge": "{} >= {}", "eq": "{} == {}", "ne": "{} != {}",
 }  # fmt: skip
 
 
-def _over(a: float, b: float) -> float:
+def _floordiv(a: float, b: float) -> float:
     return a // b if b else 0
 
 
-def _rest(a: float, b: float) -> float:
+def _mod(a: float, b: float) -> float:
     return a % b if b else 0
 
 
-def _share(a: float, b: float) -> float:
+def _div(a: float, b: float) -> float:
     return a / b if b else 0.0
 
 
 SCALAR: dict[str, Callable[[Any, Any], Any]] = {
-    "add": operator.add, "sub": operator.sub, "mul": operator.mul, "floordiv": _over, "mod": _rest, "div": _share,
+    "add": operator.add, "sub": operator.sub, "mul": operator.mul, "floordiv": _floordiv, "mod": _mod, "div": _div,
     "min": min, "max": max, "ceil": lambda a, _: math.ceil(a), "floor": lambda a, _: math.floor(a),
     "lt": operator.lt, "ge": operator.ge, "eq": operator.eq, "ne": operator.ne,
 }  # fmt: skip
-_NAMES = {"over": _over, "rest": _rest, "share": _share, "min": min, "max": max, "ceil": math.ceil, "floor": math.floor}
+_NAMES = {"floordiv": _floordiv, "mod": _mod, "div": _div, "ceil": math.ceil, "floor": math.floor}
 
 
-def needed(rows: Sequence[Row], wanted: Iterable[int]) -> list[int]:
-    """These rows and those that they are made of, in order."""
-    found: set[int] = set()
-    queue = list(wanted)
+def needed(rows: Sequence[Row], targets: Iterable[int]) -> list[int]:
+    """Return these rows and all rows they are computed from, in order."""
+    visited: set[int] = set()
+    queue = list(targets)
     while queue:
         k = queue.pop()
-        if k in found:
+        if k in visited:
             continue
-        found.add(k)
+        visited.add(k)
         op, a, b = rows[k]
         if op in _TEXT:
             queue += [int(a), int(b)]
         elif op == "item":
             queue.append(int(a))
-    return sorted(found)
+    return sorted(visited)
 
 
-def program(rows: Sequence[Row], wanted: Sequence[int]) -> Program:
-    """A function from (shapes, item) to the values of the wanted rows."""
+def program(rows: Sequence[Row], targets: Sequence[int]) -> Program:
+    """Return a function from (shapes, item) to the values of the target rows."""
     lines = []
-    for k in needed(rows, wanted):
+    for k in needed(rows, targets):
         op, a, b = rows[k]
         if op == "const":
             text = repr(a)
@@ -75,9 +75,9 @@ def program(rows: Sequence[Row], wanted: Sequence[int]) -> Program:
         else:
             text = _TEXT[op].format(f"e{int(a)}", f"e{int(b)}")
         lines.append(f"  e{k} = {text}")
-    lines.append(f"  return ({''.join(f'e{k}, ' for k in wanted)})")
+    lines.append(f"  return ({''.join(f'e{k}, ' for k in targets)})")
     names: dict[str, Any] = dict(_NAMES)
-    exec("def f(shapes, item):\n" + "\n".join(lines), names)  # of checked rows: numbers and the texts above
+    exec("def f(shapes, item):\n" + "\n".join(lines), names)  # verified rows: only numbers and the texts above
     return names["f"]  # type: ignore[no-any-return]
 
 
@@ -85,10 +85,10 @@ Chooser: TypeAlias = Callable[[Sequence[Any]], tuple[int, ...]]
 
 
 def chooser(switches: Sequence[tuple[tuple[int, ...], ...]]) -> Chooser:
-    """From numbers to the alternative that each switch takes: the first whose places are all not 0, or -1."""
+    """Return a function from numbers to each switch's alternative: the first whose numbers are all nonzero, or -1."""
     lines = ["def f(n):"]
     for s, alternatives in enumerate(switches):
-        lines.append("  while True:")  # once, and left by break: nested, thousands of alternatives exceed the stack
+        lines.append("  while True:")  # runs once; thousands of nested alternatives would exceed the parser's stack
         for k, places in enumerate(alternatives):
             condition = " and ".join(f"n[{g}]" for g in places) or "True"
             lines.append(f"    if {condition}: s{s} = {k}; break")
@@ -110,18 +110,32 @@ _ARRAYS: dict[str, Callable[[Any, Any], Any]] = {
 
 
 class Many:
-    """Rows at many points at once: arrays, kept. `given` are those of the rows that are sizes, ints and items."""
+    """The cached values of rows, from those in `sources`: arrays for many points, or numbers with `SCALAR` operators.
 
-    def __init__(self, rows: Sequence[Row], given: Mapping[int, np.ndarray]) -> None:
-        self._rows = rows
-        self._found: dict[int, Any] = dict(given)
+    `item` reads elements of inputs. Without it, a row that depends on an element raises KeyError.
+    """
+
+    def __init__(
+        self,
+        rows: Sequence[Row],
+        sources: Mapping[int, Any],
+        operators: Mapping[str, Callable[[Any, Any], Any]] = _ARRAYS,
+        item: Item | None = None,
+    ) -> None:
+        self._rows, self._operators, self._item = rows, operators, item
+        self._values: dict[int, Any] = dict(sources)
 
     def __getitem__(self, row: int) -> Any:
-        if row not in self._found:
+        if row not in self._values:
             for k in needed(self._rows, [row]):
-                if k not in self._found:
+                if k not in self._values:
                     op, a, b = self._rows[k]
-                    if op not in _ARRAYS and op != "const":
+                    if op == "const":
+                        self._values[k] = a
+                    elif op in self._operators:
+                        self._values[k] = self._operators[op](self._values[int(a)], self._values[int(b)])
+                    elif op == "item" and self._item is not None:
+                        self._values[k] = self._item(int(b), self._values[int(a)])
+                    else:
                         raise KeyError(k)
-                    self._found[k] = a if op == "const" else _ARRAYS[op](self._found[int(a)], self._found[int(b)])
-        return self._found[row]
+        return self._values[row]

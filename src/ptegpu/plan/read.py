@@ -1,4 +1,4 @@
-"""Bundles read from files: the kind of every field and every index is proved, a bad one raises `InvalidProgram`."""
+"""The reader of bundles, which checks the type of every field and the range of every index."""
 
 from __future__ import annotations
 
@@ -20,40 +20,19 @@ from ..format import Program as File
 from ..format.pte import Tensor as FileTensor
 from ..format.source import open_source
 from ..limits import copying, has_read
-from .bundle import Bundle
-from .fields import literal, read_field
-from .layout import ALIGN, FORMAT, HEAD, LISTS, MAGIC, MANIFEST, VERSION, WEB_VERSION
+from . import bundle as layout
+from .bundle import ALIGN, HEAD, MAGIC, Bundle, damaged
+from .fields import Record, literal
 from .method import Call, CompiledMethod, Host, Item, Jump, Move, Run, Var
-from .plan import Buffer, Kernel, Plan
-from .prove import damaged, prove
+from .plan import Buffer, Copy, Family, Input, Kernel, Plan
 from .target import Target
+from .verify import verify
 
-
-def is_bundle(source: Any) -> bool:
-    """Whether a path or bytes begin as a bundle does; a folder, whether it has a manifest."""
-    if isinstance(source, bytes | bytearray | memoryview):
-        return bytes(memoryview(source)[: len(MAGIC)]) == MAGIC
-    if not isinstance(source, str | os.PathLike):
-        return False
-    path = Path(source)
-    try:
-        if path.is_dir():
-            return (path / MANIFEST).is_file()
-        if not path.is_file():
-            return False
-        with path.open("rb") as f:
-            return f.read(len(MAGIC)) == MAGIC
-    except (OSError, ValueError):
-        return False
-
-
-def find_bundle(source: Any) -> Bundle | None:
-    """Load the bundle in a path or in bytes; return None if it is another file."""
-    return load(source) if is_bundle(source) else None
+Kind = Literal["temp", "input", "constant", "state"]
 
 
 def load(source: Any) -> Bundle:
-    """The bundle in a file, a folder or bytes; InvalidProgram, saying what is wrong, if it is none."""
+    """Return the bundle in a file, a folder or bytes; raise InvalidProgram for anything else."""
     label = None if isinstance(source, bytes | bytearray | memoryview) else os.fspath(source)
     try:
         if label is not None and Path(label).is_dir():
@@ -68,11 +47,11 @@ def load(source: Any) -> Bundle:
         if hashlib.sha256(text).digest() != bytes(data[HEAD - 32 : HEAD]):
             damaged("its checksum is wrong")
         start = HEAD + length
-        document = _parse(text, VERSION)
-        reader = _Bundle(document, data[min(len(data), start + -start % ALIGN) :])
-        kernels = _kernels(document, "kernels")
-        for k, variant in enumerate(_list(document.get("variants"), "variants")):
-            reader.variant(_object(variant, f"variants[{k}]"), kernels)
+        document = _parse(text, layout.VERSION)
+        reader = _BundleReader(document, data[min(len(data), start + -start % ALIGN) :])
+        kernels = document.field("kernels", tuple[Kernel, ...])
+        for variant in document.records("variants"):
+            reader.variant(variant, variant.field("target", Target), kernels)
         return reader.bundle(label)
     except InvalidProgram as e:
         raise InvalidProgram(str(e), path=label) if label and not str(e).startswith(label) else e from None
@@ -81,39 +60,40 @@ def load(source: Any) -> Bundle:
 def _load_web(folder: Path) -> Bundle:
     from .web import needed
 
-    document = _parse(read(folder / MANIFEST, InvalidProgram), WEB_VERSION)
+    document = _parse(read(folder / layout.MANIFEST, InvalidProgram), layout.WEB_VERSION)
     shards: dict[str, bytes] = {}
-    for listed in _list(document.get("shards"), "shards"):
+    for listed in document.items("shards"):
         part = _part(folder, listed)
         if listed[0] in shards:
             damaged(f"{listed[0]} is listed twice")
         shards[listed[0]] = part
     has_read(sum(map(len, shards.values())))
-    reader = _Bundle(document, memoryview(b"".join(shards.values())))
-    for k, variant in enumerate(_list(document.get("variants"), "variants")):
-        found = _object(variant, f"variants[{k}]")
-        content = _object(_json(_part(folder, found.get("file"))), f"variants[{k}]")
-        for kernel in _list(content.get("kernels"), f"variants[{k}].kernels"):
+    reader = _BundleReader(document, memoryview(b"".join(shards.values())))
+    for head in document.records("variants"):
+        variant = Record(_json(_part(folder, head.values.get("file"))), head.where)
+        for kernel in variant.records("kernels"):
             for name in ("layout", "enable"):  # for browsers
-                _object(kernel, f"variants[{k}].kernels").pop(name, None)
-        made = reader.variant(content | {"target": found.get("target")}, _kernels(content, f"variants[{k}].kernels"))
-        if found.get("bytes") != needed(made.values()):
-            damaged(f"variants[{k}] does not say what it needs")
+                kernel.values.pop(name, None)
+        kernels = variant.field("kernels", tuple[Kernel, ...])
+        methods = reader.variant(variant, head.field("target", Target), kernels)
+        if head.values.get("bytes") != needed(methods.values()):
+            damaged(f"{head.where} lists other memory needs than its plans have")
     return reader.bundle(str(folder))
 
 
 def _part(folder: Path, listed: Any) -> bytes:
-    """A file of the folder, which is what the head says of it."""
+    """Return the content of a listed file, after checking its size and digest."""
     match listed:
         case [str(name), int(nbytes), str(digest)] if Path(name).name == name and name:
+            other = f"{name} is not the file that {layout.MANIFEST} lists"
             try:
                 content = read(folder / name, InvalidProgram, max(nbytes, 0))
             except InvalidProgram:
-                damaged(f"{name} is not the file that it should be")
+                damaged(other)
             except (OSError, ValueError):
                 damaged(f"{name} is missing")
             if len(content) != nbytes or hashlib.sha256(content).hexdigest() != digest:
-                damaged(f"{name} is not the file that it should be")
+                damaged(other)
             return content
     damaged("its list of files is wrong")
 
@@ -122,130 +102,127 @@ def _json(text: bytes) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as e:
-        damaged(f"no JSON: {str(e)[:80]}")
+        damaged(f"invalid JSON: {str(e)[:80]}")
 
 
-def _parse(text: bytes, version: int) -> dict[str, Any]:
+def _parse(text: bytes, version: int) -> Record:
     document = _json(text)
-    if not isinstance(document, dict) or document.get("format") != FORMAT:
+    if not isinstance(document, dict) or document.get("format") != layout.FORMAT:
         raise InvalidProgram("not a ptegpu bundle")
     if document.get("version") != version:
-        found = str(document.get("version"))[:20]
-        raise InvalidProgram(f"the bundle has format version {found}, this ptegpu reads {version}: compile it again")
-    return document
+        problem = f"the bundle has format version {str(document.get('version'))[:20]}, this ptegpu reads {version}"
+        raise InvalidProgram(f"{problem}: compile it again")
+    return Record(document)
 
 
-def _kernels(document: dict[str, Any], where: str) -> tuple[Kernel, ...]:
-    return read_field(tuple[Kernel, ...], document.get("kernels"), where)  # type: ignore[no-any-return]
+class _BundleReader:
+    """Reads the program's signatures and the data at once, and variants one by one."""
 
-
-class _Bundle:
-    """All but the variants, which are read one by one."""
-
-    def __init__(self, document: dict[str, Any], data: memoryview) -> None:
+    def __init__(self, document: Record, data: memoryview) -> None:
         self.blobs: list[memoryview] = []
-        for place in _list(document.get("blobs"), "blobs"):
+        for place in document.items("blobs"):
             match place:
                 case [int(start), int(nbytes)] if 0 <= start <= start + nbytes <= len(data) and type(start) is int:
                     self.blobs.append(data[start : start + nbytes])
                 case _:
                     damaged("it refers to bytes that it does not have")
-        told = _object(document.get("file"), "file")
-        self.ends = [_read_ends(m, f"methods[{k}]") for k, m in enumerate(_list(told.get("methods"), "methods"))]
-        self.numbers = [read_field(int, told.get(name), f"file.{name}") for name in ("nbytes", "version")]
+        file = document.record("file")
+        self.signatures = tuple(map(_read_signature, file.records("methods")))
+        self.numbers = [file.field(name, int) for name in ("nbytes", "version")]
         self.targets: list[Target] = []
         self.methods: list[dict[str, CompiledMethod]] = []
 
-    def variant(self, found: dict[str, Any], kernels: tuple[Kernel, ...]) -> dict[str, CompiledMethod]:
-        where = f"variants[{len(self.targets)}]"
-        self.targets.append(read_field(Target, found.get("target"), f"{where}.target"))
-        made: dict[str, CompiledMethod] = {}
+    def variant(self, variant: Record, target: Target, kernels: tuple[Kernel, ...]) -> dict[str, CompiledMethod]:
+        methods: dict[str, CompiledMethod] = {}
         constants: dict[str, Buffer] = {}
-        for j, listed in enumerate(_list(found.get("methods"), f"{where}.methods")):
-            told = _object(listed, f"{where}.methods[{j}]")
-            read = _Reader(told, kernels, self.blobs, f"{where}.methods[{j}]").method()
-            if read.name in made:
-                damaged(f"it has two methods {read.name}")
-            made[read.name] = read
-            for b in (b for p in read.plans for b in p.buffers if b.role == "constant"):
+        for record in variant.records("methods"):
+            method = _CompiledMethodReader(record, kernels, self.blobs).method()
+            if method.name in methods:
+                damaged(f"it has two methods {method.name}")
+            methods[method.name] = method
+            for b in (b for p in method.plans for b in p.buffers if b.role == "constant"):
                 if constants.setdefault(b.name, b) != b:
                     damaged(f"the constant {b.name} is not the same in two plans")
-        self.methods.append(made)
-        return made
+        self.targets.append(target)
+        self.methods.append(methods)
+        return methods
 
     def bundle(self, path: str | None) -> Bundle:
         if not self.targets:
-            damaged("it is for no target")
-        file = File(path, self.numbers[0], self.numbers[1], tuple(self.ends), {})
+            damaged("it has no targets")
+        file = File(path, self.numbers[0], self.numbers[1], self.signatures, {})
         return Bundle(file, tuple(self.targets), tuple(self.methods))
 
 
-def _read_ends(m: Any, where: str) -> FileMethod:
-    found = _object(m, where)
+def _read_signature(record: Record) -> FileMethod:
     values: list[Any] = []
-    places = {}
+    places = []
     for name in ("inputs", "outputs", "named"):
-        given = _list(found.get(name), f"{where}.{name}")
-        places[name] = tuple(range(len(values), len(values) + len(given)))
-        values += [_read_value(v, f"{where}.{name}") for v in given]
-    texts = [read_field(str, found.get(name), f"{where}.{name}") for name in ("name", "input_tree", "output_tree")]
-    return FileMethod(texts[0], tuple(values), places["inputs"], places["outputs"], (), (), texts[1], texts[2])
+        listed = record.items(name)
+        places.append(tuple(range(len(values), len(values) + len(listed))))
+        values += [_read_value(v, f"{record.where}.{name}") for v in listed]
+    name, *trees = (record.field(name, str) for name in ("name", "input_tree", "output_tree"))
+    return FileMethod(name, tuple(values), places[0], places[1], (), (), *trees)
 
 
 def _read_value(value: Any, where: str) -> Any:
     match value:
         case {"tensor": dict(t)}:
-            hints: dict[str, Any] = {
-                "dtype": DType,
-                "sizes": tuple[int, ...],
-                "dim_order": tuple[int, ...],
-                "dynamic": bool,
-            }
-            hints |= {"bounded": bool, "planned": bool, "name": str | None}
-            if set(t) != set(hints):
-                damaged(f"{where} is no tensor")
-            read = {name: read_field(hint, t[name], f"{where}.{name}") for name, hint in hints.items()}
-            if not all(0 <= n < 2**48 for n in read["sizes"]) or len(read["sizes"]) > 64:
-                damaged(f"{where} is no tensor")
-            return FileTensor(**read)
-        case dict(one) if len(one) == 1 and next(iter(one)) in LISTS:
-            (name, items) = next(iter(one.items()))
-            return LISTS[name](tuple(literal(x, where) for x in _list(items, where)))
+            if set(t) != set(layout.TENSOR_FIELDS):
+                damaged(f"{where} is not a tensor")
+            hints, record = get_type_hints(FileTensor), Record(t, where)
+            fields = {name: record.field(name, hints[name]) for name in layout.TENSOR_FIELDS}
+            if not all(0 <= n < 2**48 for n in fields["sizes"]) or len(fields["sizes"]) > 64:
+                damaged(f"{where} is not a tensor")
+            return FileTensor(**fields)
+        case dict(item) if len(item) == 1 and next(iter(item)) in layout.LISTS:
+            (name,) = item
+            return layout.LISTS[name](tuple(literal(x, where) for x in Record(item, where).items(name)))
     return literal(value, where)
 
 
-class _Reader:
-    """One method."""
+class _CompiledMethodReader:
+    def __init__(self, record: Record, kernels: tuple[Kernel, ...], blobs: list[memoryview]) -> None:
+        self.record, self.kernels, self.blobs, self.where = record, kernels, blobs, record.where
+        self.slots = [self.slot(s) for s in record.records("slots")]
 
-    def __init__(self, found: dict[str, Any], kernels: Any, blobs: list[memoryview], where: str) -> None:
-        self.found, self.kernels, self.blobs, self.where = found, kernels, blobs, where
-        self.slots = [self.slot(s) for s in _list(found.get("slots"), f"{where}.slots")]
+    def method(self) -> CompiledMethod:
+        record, where = self.record, self.where
+        name, *trees = (record.field(name, str) for name in ("name", "input_tree", "output_tree"))
+        plans = tuple(self.plan(p) for p in record.records("plans"))
+        listed = record.records("items")
+        items = tuple(self.item(i, plans, len(listed)) for i in listed)
+        inputs, outputs = (self.operand(record.items(name)) for name in ("inputs", "outputs"))
+        states, kept, given = (self.vars(record.items(name)) for name in ("states", "kept", "given"))
+        if any(v.dtype is None for v in states):
+            damaged(f"{where} has a state that is not a tensor")
+        early = [i for i in items if isinstance(i, Host) and i.by_size]
+        results = {v for i in early if isinstance(i.instruction, Call) for v in i.instruction.outs}
+        if list(items[: len(early)]) != early or not results.issuperset(kept):
+            damaged(f"{where} keeps slots that its first items do not write")
+        return CompiledMethod(name, inputs, outputs, trees[0], trees[1], items, plans, states, kept, given)
 
-    def slot(self, s: Any) -> Var:
-        found = _object(s, f"{self.where}.slots")
-        name = read_field(str, found.get("name"), "a slot's name")
-        dtype = read_field(DType | None, found.get("dtype"), "a slot's dtype")
-        sizes = read_field(tuple[int, ...], found.get("sizes"), "a slot's sizes")
-        kind = read_field(Literal["temp", "input", "constant", "state"], found.get("kind"), "a slot's kind")
+    def slot(self, record: Record) -> Var:
+        name, dtype = record.field("name", str), record.field("dtype", DType | None)
+        sizes, kind = record.field("sizes", tuple[int, ...]), record.field("kind", Kind)
         if len(sizes) > 64 or min(sizes, default=0) < 0 or math.prod(n or 1 for n in sizes) >= 2**48:
             damaged(f"the slot {name[:40]} has the sizes {list(sizes)[:9]}")
         if dtype is not None and not dtype.runs:
-            damaged(f"the slot {name[:40]} is of {dtype}")
+            damaged(f"the slot {name[:40]} has dtype {dtype}")
         data = None
-        if found.get("data") is not None:
-            blob = self.blob(found["data"])
+        if record.values.get("data") is not None:
+            blob = self.blob(record.values["data"])
             if dtype is None or len(blob) != math.prod(sizes) * dtype.size:
-                damaged(f"the slot {name[:40]} is not of its data")
-            held = np.uint16 if dtype is DType.BF16 else dtype.numpy
-            data = np.frombuffer(blob, held).reshape(sizes)
+                damaged(f"the slot {name[:40]} does not have the size of its data")
+            data = np.frombuffer(blob, np.uint16 if dtype is DType.BF16 else dtype.numpy).reshape(sizes)
         elif kind == "constant" and dtype is not None and math.prod(sizes):
             damaged(f"the constant {name[:40]} has no data")
-        initial = None if found.get("initial") is None else literal(found["initial"], "a slot's first value")
-        return Var(name, dtype, sizes, read_field(bool, found.get("dynamic"), "a slot"), kind, data, initial)
+        initial = literal(record.values.get("initial"), f"{record.where}.initial")
+        return Var(name, dtype, sizes, record.field("dynamic", bool), kind, data, initial)
 
     def blob(self, k: Any) -> memoryview:
         if type(k) is not int or not 0 <= k < len(self.blobs):
-            damaged(f"{self.where} refers to bytes that are not there")
+            damaged(f"{self.where} refers to bytes that it does not have")
         return self.blobs[k]
 
     def operand(self, o: Any, depth: int = 0) -> Any:
@@ -258,69 +235,43 @@ class _Reader:
                 return tuple(self.operand(x, depth + 1) for x in o)
         return literal(o, self.where)
 
-    def vars(self, name: Any) -> tuple[Var, ...]:
-        found = self.operand(_list(name, self.where))
-        if not all(isinstance(v, Var) for v in found):
-            damaged(f"{self.where} has a number where a slot must be")
-        return found  # type: ignore[no-any-return]
+    def vars(self, listed: list[Any]) -> tuple[Var, ...]:
+        slots = self.operand(listed)
+        if not all(isinstance(v, Var) for v in slots):
+            damaged(f"{self.where} has a number instead of a slot")
+        return slots  # type: ignore[no-any-return]
 
-    def method(self) -> CompiledMethod:
-        found, where = self.found, self.where
-        name = read_field(str, found.get("name"), f"{where}.name")
-        plans = tuple(self.plan(p) for p in _list(found.get("plans"), f"{where}.plans"))
-        given = _list(found.get("items"), f"{where}.items")
-        items = tuple(self.item(i, plans, len(given)) for i in given)
-        trees = [read_field(str, found.get(n), f"{where}.{n}") for n in ("input_tree", "output_tree")]
-        ends = [self.operand(_list(found.get(n), f"{where}.{n}")) for n in ("inputs", "outputs")]
-        rest = [self.vars(found.get(n)) for n in ("states", "kept", "given")]
-        if any(v.dtype is None for v in rest[0]):
-            damaged(f"{where} has a state that is no tensor")
-        early = [i for i in items if isinstance(i, Host) and i.by_size]
-        made = {v for i in early if isinstance(i.instruction, Call) for v in i.instruction.outs}
-        if list(items[: len(early)]) != early or not made.issuperset(rest[1]):
-            damaged(f"{where} keeps what its first items do not make")
-        return CompiledMethod(name, ends[0], ends[1], trees[0], trees[1], items, plans, rest[0], rest[1], rest[2])
-
-    def item(self, i: Any, plans: tuple[Plan, ...], count: int) -> Item:
-        found = _object(i, f"{self.where}.items")
-        if "run" in found:
-            plan = read_field(int, found["run"], "an item's plan")
+    def item(self, record: Record, plans: tuple[Plan, ...], count: int) -> Item:
+        values = record.values
+        if "run" in values:
+            plan = record.field("run", int)
             if not 0 <= plan < len(plans):
                 damaged(f"{self.where} has no plan {plan}")
-            run = Run(
-                plan,
-                self.vars(found.get("inputs")),
-                self.vars(found.get("outputs")),
-                read_field(tuple[int, ...], found.get("read"), "an item's outputs"),
-                tuple(self.exact(h) for h in _list(found.get("exact", []), "an item's exact calls")),
-            )
-            self.fits(run, plans[plan])
+            exact = [self.item(i, (), 0) for i in record.records("exact")] if "exact" in values else []
+            calls = tuple(i for i in exact if isinstance(i, Host) and isinstance(i.instruction, Call))
+            if len(calls) < len(exact):
+                damaged(f"{self.where} has an exact item that is not a call")
+            inputs, outputs = (self.vars(record.items(name)) for name in ("inputs", "outputs"))
+            run = Run(plan, inputs, outputs, record.field("read", tuple[int, ...]), calls)
+            self.check_run(run, plans[plan])
             return run
-        by_size, by_shape = (read_field(bool, found.get(n, False), n) for n in ("by_size", "by_shape"))
-        if "call" in found:
-            op, where = (read_field(str, found.get(n), f"an item's {n}") for n in ("call", "where"))
-            args = self.operand(_list(found.get("args"), "an item's arguments"))
-            return Host(Call(op, args, self.vars(found.get("outs")), where), by_size, by_shape)
-        if "move" in found:
-            source, target = self.operand(found["move"]), self.operand(found.get("target"))
-            if not isinstance(target, Var) or target.dtype is not getattr(source, "dtype", None):
-                damaged(f"{self.where} moves to what is no slot for it")
-            return Host(Move(source, target))
-        target = read_field(int, found.get("target"), "the target of a jump")
-        if "jump" not in found or not 0 <= target <= count:
-            damaged(f"{self.where} has an item that does nothing")
-        return Host(Jump(self.operand(found["jump"]), target))
+        by_size, by_shape = (record.field(name, bool, False) for name in ("by_size", "by_shape"))
+        if "call" in values:
+            op, where = record.field("call", str), record.field("where", str)
+            call = Call(op, self.operand(record.items("args")), self.vars(record.items("outs")), where)
+            return Host(call, by_size, by_shape)
+        if "move" in values:
+            source, slot = self.operand(values["move"]), self.operand(values.get("target"))
+            if not isinstance(slot, Var) or slot.dtype is not getattr(source, "dtype", None):
+                damaged(f"{self.where} moves a value to a slot of another type")
+            return Host(Move(source, slot))
+        target = record.field("target", int)
+        if "jump" not in values or not 0 <= target <= count:
+            damaged(f"{self.where} has an invalid item")
+        return Host(Jump(self.operand(values["jump"]), target))
 
-    def exact(self, h: Any) -> Host:
-        """Return a call that stands in for a plan."""
-        if "call" not in _object(h, f"{self.where}.items"):
-            damaged(f"{self.where} has an exact item that is no call")
-        call = self.item(h, (), 0)
-        assert isinstance(call, Host)
-        return call
-
-    def fits(self, run: Run, plan: Plan) -> None:
-        """The slots of a run are what its plan takes and gives."""
+    def check_run(self, run: Run, plan: Plan) -> None:
+        """Raise InvalidProgram unless the slots of a run fit the inputs and outputs of its plan."""
         sound = len(run.inputs) == len(plan.inputs)
         for v, i in zip(run.inputs, plan.inputs, strict=False):
             sound &= (v.dtype is None) == (i.dtype is None)
@@ -336,41 +287,27 @@ class _Reader:
         exact = [v for h in run.exact if isinstance(h.instruction, Call) for v in h.instruction.outs]
         sound &= not run.exact or set(exact).issuperset(run.outputs)
         if not sound:
-            damaged(f"{self.where} runs plan {plan.name} with slots that it does not take")
+            damaged(f"{self.where} runs plan {plan.name} with slots that do not fit it")
 
-    def plan(self, p: Any) -> Plan:
-        found = _object(p, f"{self.where}.plans")
-        where = f"{self.where}.plan"
+    def plan(self, record: Record) -> Plan:
         kernels = []
-        for k in _list(found.get("kernels"), f"{where}.kernels"):
+        for k in record.items("kernels"):
             if type(k) is not int or not 0 <= k < len(self.kernels):
-                damaged(f"{where} has no kernel {k}")
+                damaged(f"{record.where} has no kernel {k}")
             kernels.append(self.kernels[k])
-        buffers = read_field(tuple[Buffer, ...], found.get("buffers"), f"{where}.buffers")
+        buffers = record.field("buffers", tuple[Buffer, ...])
         rows = []
-        for row in _list(found.get("rows"), f"{where}.rows"):
+        for row in record.items("rows"):
             match row:
                 case [str(op), int() | float() as a, int() | float() as b] if not isinstance(a, bool | NoneType):
                     rows.append((op, a, b))
                 case _:
-                    damaged(f"{where}.rows has what is no row")
-        hints = get_type_hints(Plan)
-        read = {n: read_field(hints[n], found.get(n), f"{where}.{n}") for n in ("name", "inputs", "families", "copies")}
-        params = [self.blob(k) for k in _list(found.get("params"), f"{where}.params")]
+                    damaged(f"{record.where}.rows has an invalid row")
+        name, inputs = record.field("name", str), record.field("inputs", tuple[Input, ...])
+        families, copies = record.field("families", tuple[Family, ...]), record.field("copies", tuple[Copy, ...])
+        params = [self.blob(k) for k in record.items("params")]
         copying(sum(map(len, params)))
-        images = tuple(bytes(image) for image in params)
-        plan = Plan(buffers=buffers, kernels=tuple(kernels), rows=tuple(rows), params=images, blobs=self.blobs, **read)
-        prove(plan)
+        images = tuple(map(bytes, params))
+        plan = Plan(name, buffers, tuple(kernels), inputs, families, copies, tuple(rows), images, self.blobs)
+        verify(plan)
         return plan
-
-
-def _object(value: Any, where: str) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        damaged(f"{where} is no object")
-    return value
-
-
-def _list(value: Any, where: str) -> list[Any]:
-    if not isinstance(value, list):
-        damaged(f"{where} is no list")
-    return value

@@ -1,12 +1,12 @@
-"""Bundles written as files: one for Python, which is mapped and not copied; a folder of JSON and shards for the web.
+"""The writer of bundles: one file for Python, which is mapped without copying, or a folder for the web.
 
 The file is a head (a magic word, the length and the SHA-256 of the JSON), the JSON, and the bytes of constants, states
-and parameters, each at a multiple of 64. The JSON holds everything else; in it, kernels and bytes occur once, whoever
-uses them. A dataclass is an object without the fields that have their defaults (or a list of all, where there are
-many), a number that a runner computes is `[row]`, a slot is `{"slot": k}`. Equal bundles give equal bytes.
+and parameters, each at a multiple of 64. The JSON has everything else, with each kernel and each blob once. A dataclass
+is an object without the fields that have their defaults (or, if frequent, a list of all fields), a number that a runner
+computes is `[row]`, a slot is `{"slot": k}`. Equal bundles give equal bytes.
 
-On the web, each target has a JSON of its own, with its kernels and methods; a small head says what there is, so that a
-browser fetches what it can run and nothing else.
+In the folder, each target has a JSON file with its kernels and methods. A small head lists the files, so that a browser
+only fetches what it can run.
 """
 
 from __future__ import annotations
@@ -25,64 +25,64 @@ from ..dtypes import DType
 from ..files import write
 from ..format import Method as FileMethod
 from ..format.pte import Tensor as FileTensor
-from .bundle import Bundle
-from .layout import ALIGN, ARRAYS, FORMAT, LISTS, MAGIC, MANIFEST, VERSION, WEB_VERSION
+from .bundle import ALIGN, ARRAYS, FORMAT, LISTS, MAGIC, MANIFEST, TENSOR_FIELDS, VERSION, WEB_VERSION, Bundle
 from .method import Call, CompiledMethod, Item, Jump, Move, Run, Var
 from .plan import Buffer, Expr, Kernel, Moved, Plan
 from .web import Buffers, Layouts, method_needs, variant_needs
 
-SHARD = 24 << 20  # bytes: what content delivery networks take
+SHARD = 24 << 20  # bytes, within the file limits of content delivery networks
 
 
 def save(bundle: Bundle, path: Any) -> None:
-    """Write one file, whole or not at all."""
+    """Write one file, completely or not at all."""
     write(path, to_bytes(bundle))
 
 
 def to_bytes(bundle: Bundle) -> bytes:
-    """The file's bytes."""
+    """Return the bytes of the file."""
     blobs = _Blobs()
     kernels: dict[Kernel, int] = {}
     variants = [
         {"target": _plain(target), "methods": [_method(o, kernels, blobs) for o in methods.values()]}
         for target, methods in zip(bundle.targets, bundle.methods, strict=True)
     ]
-    told = {"format": FORMAT, "version": VERSION, "file": _file(bundle), "variants": variants}
-    text = _json(told | {"kernels": [_plain(k) for k in kernels], "blobs": blobs.places})
+    document = {"format": FORMAT, "version": VERSION, "file": _file(bundle), "variants": variants}
+    text = _json(document | {"kernels": [_plain(k) for k in kernels], "blobs": blobs.places})
     head = MAGIC + len(text).to_bytes(8, "little") + hashlib.sha256(text).digest() + text
     return b"".join([head, bytes(-len(head) % ALIGN), *_stream(blobs)])
 
 
 def save_web(bundle: Bundle, folder: Any) -> list[Path]:
-    """Write `bundle.json`, `variant-0.json`, …, `shard-000.bin`, …: what a browser fetches. Returns the files."""
+    """Write what a browser fetches, `bundle.json`, `variant-0.json`, …, `shard-000.bin`, …, and return the paths."""
     blobs = _Blobs()
     variants: list[dict[str, Any]] = []
-    names: dict[bytes, str] = {}  # targets for which everything is the same share a file
+    names: dict[bytes, str] = {}  # targets with equal contents share a file
     for target, methods in zip(bundle.targets, bundle.methods, strict=True):
         kernels: dict[Kernel, int] = {}
-        made = [_method(o, kernels, blobs, exact=False) for o in methods.values()]  # a browser has no NumPy
+        # A browser has no NumPy for exact calls.
+        records = [_method(o, kernels, blobs, exact=False) for o in methods.values()]
         buffers = Buffers(blobs.places)
-        for method, told in zip(methods.values(), made, strict=True):
-            told |= method_needs(method)
-            for plan, listed in zip(method.plans, told["plans"], strict=True):
-                listed |= buffers.plan(plan, listed)
-        host = not all(told["direct"] for told in made)
-        sizes = not all(listed["fixed"] for told in made for listed in told["plans"])
+        for method, record in zip(methods.values(), records, strict=True):
+            record |= method_needs(method)
+            for plan, plan_record in zip(method.plans, record["plans"], strict=True):
+                plan_record |= buffers.plan(plan, plan_record)
+        host = not all(record["direct"] for record in records)
+        sizes = not all(plan["fixed"] for record in records for plan in record["plans"])
         layouts = Layouts()
-        listed = {"kernels": [_plain(k) | layouts.kernel(k) for k in kernels], "layouts": layouts.all}
-        text = _json(listed | {"host": host, "sizes": sizes, "buffers": buffers.all, "methods": made})
+        shared = {"kernels": [_plain(k) | layouts.kernel(k) for k in kernels], "layouts": layouts.all}
+        text = _json(shared | {"host": host, "sizes": sizes, "buffers": buffers.all, "methods": records})
         file = _listed(names.setdefault(text, f"variant-{len(names)}.json"), text)
-        told = {"target": _plain(target) | {"name": target.name}, "file": file}
-        variants.append(told | variant_needs(target, methods.values()))
+        head = {"target": _plain(target) | {"name": target.name}, "file": file}
+        variants.append(head | variant_needs(target, methods.values()))
     data = b"".join(_stream(blobs))
-    data += bytes(-len(data) % ALIGN)  # a GPU's buffers are written in whole words
+    data += bytes(-len(data) % ALIGN)  # GPU buffers are written in words of 4 bytes
     shards = {f"shard-{k // SHARD:03}.bin": data[k : k + SHARD] for k in range(0, len(data), SHARD)}
-    told = {"format": FORMAT, "version": WEB_VERSION, "file": _file(bundle), "blobs": blobs.places}
-    head = told | {"shards": [_listed(name, shard) for name, shard in shards.items()], "variants": variants}
+    manifest = {"format": FORMAT, "version": WEB_VERSION, "file": _file(bundle), "blobs": blobs.places}
+    manifest |= {"shards": [_listed(name, shard) for name, shard in shards.items()], "variants": variants}
     path = Path(folder)
     path.mkdir(parents=True, exist_ok=True)
     files = {name: text for text, name in names.items()} | shards
-    files[MANIFEST] = _json(head)  # last: a folder with a manifest is whole
+    files[MANIFEST] = _json(manifest)  # last: a folder with a manifest is complete
     for name, content in files.items():
         write(path / name, content)
     return [path / name for name in files]
@@ -97,7 +97,7 @@ def _json(document: dict[str, Any]) -> bytes:
 
 
 class _Blobs:
-    """Bytes that are stored once, whoever uses them."""
+    """Blobs for the end of the file, equal ones stored once."""
 
     def __init__(self) -> None:
         self.parts: list[bytes | memoryview] = []
@@ -127,11 +127,11 @@ def _stream(blobs: _Blobs) -> Iterator[bytes | memoryview]:
 
 def _file(bundle: Bundle) -> dict[str, Any]:
     file = bundle.file
-    return {"nbytes": file.nbytes, "version": file.version, "methods": [_ends(m) for m in file.methods]}
+    return {"nbytes": file.nbytes, "version": file.version, "methods": [_signature(m) for m in file.methods]}
 
 
-def _ends(method: FileMethod) -> dict[str, Any]:
-    """What a method tells of itself: its inputs, its outputs, the tensors that have names."""
+def _signature(method: FileMethod) -> dict[str, Any]:
+    """Return the inputs, the outputs and the named tensors of a method."""
     named = [v for v in method.values if isinstance(v, FileTensor) and v.name is not None]
     return {
         "name": method.name,
@@ -145,8 +145,7 @@ def _ends(method: FileMethod) -> dict[str, Any]:
 
 def _value(value: Any) -> Any:
     if isinstance(value, FileTensor):
-        kept = ("dtype", "sizes", "dim_order", "dynamic", "bounded", "planned", "name")
-        return {"tensor": {name: _plain(getattr(value, name)) for name in kept}}
+        return {"tensor": {name: _plain(getattr(value, name)) for name in TENSOR_FIELDS}}
     for name, kind in LISTS.items():
         if isinstance(value, kind):
             return {name: [_plain(x) for x in value.items]}
@@ -165,16 +164,16 @@ def _method(method: CompiledMethod, kernels: dict[Kernel, int], blobs: _Blobs, *
         if isinstance(i, Run):
             run = {"run": i.plan, "inputs": operand(i.inputs), "outputs": operand(i.outputs), "read": list(i.read)}
             return run | ({"exact": [item(h) for h in i.exact]} if i.exact and exact else {})
-        how = {"by_size": i.by_size, "by_shape": i.by_shape}
         match i.instruction:
             case Call(op, args, outs, where):
-                return {"call": op, "args": operand(args), "outs": operand(outs), "where": where} | how
+                call = {"call": op, "args": operand(args), "outs": operand(outs), "where": where}
+                return call | {"by_size": i.by_size, "by_shape": i.by_shape}
             case Move(source, target):
                 return {"move": operand(source), "target": operand(target)}
             case Jump(condition, target):
                 return {"jump": operand(condition), "target": target}
 
-    found = {
+    record = {
         "name": method.name,
         "inputs": operand(method.inputs),
         "outputs": operand(method.outputs),
@@ -186,16 +185,16 @@ def _method(method: CompiledMethod, kernels: dict[Kernel, int], blobs: _Blobs, *
         "kept": operand(method.kept),
         "given": operand(method.given),
     }
-    return found | {"slots": [_slot(v, blobs) for v in slots]}
+    return record | {"slots": [_slot(v, blobs) for v in slots]}
 
 
 def _slot(v: Var, blobs: _Blobs) -> dict[str, Any]:
-    found = {"name": v.name, "dtype": _plain(v.dtype), "sizes": list(v.sizes), "dynamic": v.dynamic, "kind": v.kind}
+    record = {"name": v.name, "dtype": _plain(v.dtype), "sizes": list(v.sizes), "dynamic": v.dynamic, "kind": v.kind}
     if v.data is not None and (v.kind == "constant" or np.any(v.data)):  # a state of zeros is not stored
-        found["data"] = blobs.add(np.ascontiguousarray(v.data).reshape(-1).view(np.uint8).data)
+        record["data"] = blobs.add(np.ascontiguousarray(v.data).reshape(-1).view(np.uint8).data)
     if v.initial is not None:
-        found["initial"] = _plain(v.initial)
-    return found
+        record["initial"] = _plain(v.initial)
+    return record
 
 
 def _plan(plan: Plan, kernels: dict[Kernel, int], blobs: _Blobs) -> dict[str, Any]:
@@ -215,7 +214,7 @@ def _plan(plan: Plan, kernels: dict[Kernel, int], blobs: _Blobs) -> dict[str, An
 
 
 def _plain(value: Any) -> Any:
-    """As JSON has it."""
+    """Return a value as plain JSON."""
     if isinstance(value, Expr):
         return [value.row]
     if isinstance(value, DType):
@@ -223,13 +222,13 @@ def _plain(value: Any) -> Any:
     if isinstance(value, ARRAYS):
         return [_plain(getattr(value, f.name)) for f in fields(value)]
     if is_dataclass(value):
-        found: dict[str, Any] = {}
+        record: dict[str, Any] = {}
         for f in fields(value):
             v = getattr(value, f.name)
             if f.default is MISSING or v != f.default or type(v) is not type(f.default):
                 moved = isinstance(value, Moved) and f.name == "args"
-                found[f.name] = [_argument(a) for a in v] if moved else _plain(v)
-        return found
+                record[f.name] = [_argument(a) for a in v] if moved else _plain(v)
+        return record
     if isinstance(value, tuple | list):
         return [_plain(v) for v in value]
     if isinstance(value, float) and not math.isfinite(value):
@@ -238,5 +237,5 @@ def _plain(value: Any) -> Any:
 
 
 def _argument(value: Any) -> Any:
-    """Of an operator that moves an index: a tuple must be told from a number that a runner computes."""
+    """Return an argument of a `Moved`, where a tuple must differ from a number that a runner computes."""
     return {"tuple": [_argument(v) for v in value]} if isinstance(value, tuple) else _plain(value)

@@ -9,8 +9,8 @@ import numpy as np
 
 from ..dtypes import DType
 from ..errors import ExecutionError, InvalidProgram, PtegpuError, UnsupportedProgram
+from ..plan.device_arrays import from_device
 from ..plan.method import Call, Var
-from ..plan.narrow import from_device
 from . import PORTABLE, PRIMS, OutSpec, call
 
 

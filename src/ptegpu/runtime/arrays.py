@@ -12,8 +12,8 @@ import numpy as np
 from ..dtypes import DType
 from ..errors import InvalidInput
 from ..limits import copying
+from ..plan.device_arrays import from_device
 from ..plan.method import Call, CompiledMethod, Host, Jump, Operand, Var, variables
-from ..plan.narrow import from_device
 from ..plan.plan import Plan
 from .signature import Spec
 

@@ -12,8 +12,8 @@ import numpy as np
 
 from ..errors import ExecutionError, InvalidInput, OutOfMemory
 from ..limits import Budget, exceeded, tick
+from ..plan.device_arrays import clipped, from_device, seen, to_device
 from ..plan.method import Call, CompiledMethod, Host, Item, Jump, Move, Operand, Run, Var
-from ..plan.narrow import clipped, from_device, seen, to_device
 from ..progress import Progress, silent
 from .arrays import ArrayKind, as_array, assign, check_writable, fits, is_device_tensor
 from .signature import Signature

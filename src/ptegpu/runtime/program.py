@@ -24,8 +24,8 @@ from .signature import Spec
 
 if TYPE_CHECKING:
     from ..compiler.append import Append
-    from ..compiler.data import Data, Source
     from ..compiler.planner import Points, Sizes
+    from ..compiler.program import Data, Source
     from ..gpu import Device, Engine, SharedConstants
     from .metadata import MethodMeta
     from .profile import Profile
@@ -140,8 +140,7 @@ def open_program(
                 device, target = options.open()
                 options, variant = replace(options, device=device), bundle.methods_for(target)
             return Program(bundle, _selected(variant, methods), options, first, budget)
-        from ..compiler.data import read_all
-        from ..compiler.program import cut_methods, plan_methods, read_source
+        from ..compiler.program import cut_methods, plan_methods, read_all, read_source
 
         if beside is None:
             shared = _Shared(read_source(source), read_all(data))  # type: ignore[arg-type]

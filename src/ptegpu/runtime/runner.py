@@ -18,7 +18,7 @@ from ..gpu import Device, DeviceTensor, Pending, Session, SharedConstants, Unpla
 from ..gpu.checks import Argument, Points, sizes_of
 from ..gpu.loaded import RecordedSteps, ResolvedRun
 from ..limits import hold
-from ..plan.narrow import span
+from ..plan.device_arrays import span
 from ..plan.numbers import program
 from ..plan.plan import VALUES, Bound, Expr, Number, Plan, plain
 from ..progress import Progress, silent

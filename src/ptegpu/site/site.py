@@ -26,7 +26,7 @@ from ..models.kinds import TASK
 from ..models.tasks.specs import points_of
 from ..models.text.compiling import GENERATE, plans
 from ..plan import CLASSES, Bundle, CompiledMethod, Target
-from ..plan.layout import MANIFEST
+from ..plan.bundle import MANIFEST
 from ..plan.save import save_web
 from ..portable import PORTABLE, PRIMS
 from ..printing import shown

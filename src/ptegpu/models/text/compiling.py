@@ -13,7 +13,7 @@ from .signature import METHOD, Signature, read_signature
 
 if TYPE_CHECKING:
     from ...compiler import Append, Tail
-    from ...compiler.ragged import Count
+    from ...compiler.decoding import Count
     from ...plan import Target
 
 GENERATE = "ptegpu.generate"  # the name of `forward` with this, in a bundle
@@ -23,14 +23,14 @@ LIMITS = "ptegpu.serve.limits"  # a constant method beside it: the pages of its 
 
 def sampling_of(signature: Signature) -> Append:
     """Return what appends the choice of the next token to the model."""
-    from ...compiler.sampling import sampling
+    from ...compiler.decoding import sampling
 
     return sampling(signature.vocabulary, signature.chunk if signature.every else 1)
 
 
 def serving_of(signature: Signature, pages: Count, sequences: int) -> Append:
     """Return what makes `forward` a method of many sequences, with that many `pages` of caches in all."""
-    from ...compiler.ragged import serving
+    from ...compiler.decoding import serving
 
     return serving(signature.vocabulary, signature.context, signature.chunk, pages, sequences)
 

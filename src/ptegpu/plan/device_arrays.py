@@ -1,4 +1,4 @@
-"""Host arrays to the dtype they have on the GPU: 64-bit types narrow with a range check, never silently."""
+"""Conversions between host arrays and their GPU dtypes: 64-bit types narrow with a range check."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _F32_MAX = float(np.finfo(np.float32).max)
 
 
 def to_device(array: np.ndarray, dtype: DType, what: str) -> np.ndarray:
-    """The contiguous elements of `array` (of host type `dtype`) as `dtype.device`; InvalidInput if one does not fit."""
+    """Return the elements of a `dtype` array as contiguous `dtype.device`; raise InvalidInput if one does not fit."""
     device = dtype.device
     if dtype is DType.BF16:
         return (array.astype(np.uint32, order="C") << np.uint32(16)).view(np.float32)
@@ -25,21 +25,18 @@ def to_device(array: np.ndarray, dtype: DType, what: str) -> np.ndarray:
         low, high = span(array)
         if low < _I32.min or high > _I32.max:
             worst = low if low < _I32.min else high
-            raise InvalidInput(
-                f"{what}: the int64 value {worst} does not fit int32, which is what the GPU computes with"
-            )
+            text = f"the int64 value {worst} does not fit int32, which is what the GPU computes with"
+            raise InvalidInput(f"{what}: {text}")
     elif dtype is DType.F64 and array.size:
         finite = np.abs(array[np.isfinite(array)])
-        if finite.size and float(finite.max()) > _F32_MAX:
-            raise InvalidInput(
-                f"{what}: the float64 value {float(finite.max()):g} does not fit float32, "
-                "which is what the GPU computes with"
-            )
+        if finite.size and (largest := float(finite.max())) > _F32_MAX:
+            text = f"the float64 value {largest:g} does not fit float32, which is what the GPU computes with"
+            raise InvalidInput(f"{what}: {text}")
     return np.asarray(array, dtype=device.numpy, order="C")
 
 
 def span(array: np.ndarray) -> tuple[int, int]:
-    """The least and the largest of some ints."""
+    """Return the smallest and the largest of an array of ints."""
     if array.size == 1:
         only = array.item()
         return only, only
@@ -47,21 +44,20 @@ def span(array: np.ndarray) -> tuple[int, int]:
 
 
 def clipped(array: np.ndarray, dtype: DType) -> np.ndarray:
-    """The same for indices: what does not fit becomes the nearest value that does, which is out of range as well."""
-    return np.asarray(
-        np.clip(array, _I32.min, _I32.max) if dtype is DType.I64 else array, dtype.device.numpy, order="C"
-    )
+    """Return indices as `dtype.device`. Values beyond int32 become its limits, which are out of range as well."""
+    values = np.clip(array, _I32.min, _I32.max) if dtype is DType.I64 else array
+    return np.asarray(values, dtype.device.numpy, order="C")
 
 
 def from_device(array: np.ndarray, dtype: DType) -> np.ndarray:
-    """The inverse for results: widened to the host type the program declares."""
+    """Return results widened to the host type `dtype` that the program declares."""
     if dtype is DType.BF16:
         bits = np.asarray(array, dtype=np.float32, order="C").view(np.uint32)
         nearest = (bits + (0x7FFF + ((bits >> 16) & 1))) >> 16  # ties to even
-        return np.asarray(np.where(np.isnan(array), 0x7FC0, nearest), dtype=np.uint16)  # rounding could end a NaN
+        return np.asarray(np.where(np.isnan(array), 0x7FC0, nearest), dtype=np.uint16)  # rounding could destroy a NaN
     return array.astype(dtype.numpy, copy=False)
 
 
 def seen(value: Any, v: Var) -> Any:
-    """A slot's value as kernels see it: bfloat16, which NumPy lacks, as float32."""
+    """Return a slot's value as kernels see it: bfloat16, which NumPy lacks, as float32."""
     return to_device(value, DType.BF16, v.name) if v.dtype is DType.BF16 else value

@@ -158,7 +158,7 @@ def test_a_write_to_what_is_read_is_an_error_of_the_lowering() -> None:
     planner.memory.buffer_of[y] = planner.memory.buffer_of[x]
     with pytest.raises(TypeError) as error:
         planner.cover()
-    expected = "aten.relu.default #0: kernel aten.relu.default would write a buffer it also binds otherwise"
+    expected = "aten.relu.default #0: kernel aten.relu.default would write a buffer that it also binds elsewhere"
     assert expected == str(error.value)
 
 
@@ -225,7 +225,7 @@ def words_of(plan: Plan) -> list[int]:
 
 
 def words(plan: Plan) -> tuple[object, ...]:
-    """What the syms buffer holds."""
+    """Return the contents of the syms buffer."""
     (family,) = plan.families
     return family.words
 
@@ -258,11 +258,11 @@ def tables() -> PlanWriter:
 
 
 def block(spec: KernelSpec, groups: int, values: dict[str, Any]) -> bytes:
-    made = tables()
-    binding, patches = made.block(spec, groups, values)
+    writer = tables()
+    binding, patches = writer.block(spec, groups, values)
     assert () == patches
-    assert (0, len(made.images[0])) == (binding.offset, binding.nbytes)
-    return bytes(made.images[0])
+    assert (0, len(writer.images[0])) == (binding.offset, binding.nbytes)
+    return bytes(writer.images[0])
 
 
 def test_the_block_of_parameters() -> None:

@@ -1,4 +1,4 @@
-"""Sizes that hang together: those that guards say are equal, and those that must have a value."""
+"""Classes of sizes that guards declare equal, and sizes with a fixed value."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from ..plan.plan import Row
 from ..sizes import Table
 
 
-class Classes:
-    """Sources of sizes in classes of equal ones; what is `pinned` has its largest value."""
+class SizeClasses:
+    """Classes of equal sources of sizes. A source in `pinned` has its largest value."""
 
     def __init__(self, sources: Iterable[int]) -> None:
         self.pinned: set[int] = set()
         self._parent = {row: row for row in sorted(sources)}
 
     def root(self, row: int) -> int:
-        """Return the source that stands for the class of this one."""
+        """Return the source that represents this one's class."""
         while self._parent[row] != row:
             row = self._parent[row]
         return row
@@ -27,21 +27,21 @@ class Classes:
         self._parent[self.root(a)] = self.root(b)
 
     def members(self) -> dict[int, list[int]]:
-        """Return the sources of each class, by the one that stands for it."""
-        found: dict[int, list[int]] = {}
+        """Return the sources of each class, by the one that represents it."""
+        classes: dict[int, list[int]] = {}
         for row in self._parent:
-            found.setdefault(self.root(row), []).append(row)
-        return found
+            classes.setdefault(self.root(row), []).append(row)
+        return classes
 
     def fixed(self) -> set[int]:
-        """Return the classes that have one value."""
+        """Return the classes with a fixed value."""
         return {self.root(row) for row in self.pinned}
 
     def join_products(self, table: Table, guards: Iterable[int]) -> bool:
-        """Join and pin what is likely to belong together as products of it are equal; return whether anything does.
+        """Join and pin sizes that are probably equal because their products are; return True if anything changed.
 
-        A view of a result tells only that x[0]·x[1]·4 = y[0]·x[1]·x[2]: factors on both sides cancel out, and others
-        with the same largest value are paired.
+        A view of a result only implies that x[0]·x[1]·4 = y[0]·x[1]·x[2]. Factors on both sides cancel out, and the
+        others are paired if they have the same largest value.
         """
         before = len(self.members()), len(self.fixed())
         for g in guards:
@@ -58,7 +58,7 @@ class Classes:
         return before != (len(self.members()), len(self.fixed()))
 
     def _pair(self, table: Table, left: list[int], right: list[int]) -> None:
-        """Join sources with the same largest value, and take them out."""
+        """Join sources with the same largest value, and remove them from both lists."""
         for row in [r for r in left if r in self._parent]:
             same = (r for r in right if r in self._parent and table.ranges[r][1] == table.ranges[row][1])
             if (other := next(same, None)) is not None:
@@ -67,14 +67,14 @@ class Classes:
                 right.remove(other)
 
     def _largest(self, table: Table, sources: list[int], numbers: list[int]) -> set[int]:
-        """Return the sources whose product can be that of these numbers only where each is as large as it can be."""
+        """Return the sources whose product only equals that of the numbers if each has its largest value."""
         if not set(sources) <= set(self._parent) or not all(table.rows[r][0] == "const" for r in numbers):
             return set()
-        most, value = (math.prod(table.ranges[r][1] for r in rows) for rows in (sources, numbers))
-        return set(sources) if most == value else set()
+        largest, value = (math.prod(table.ranges[r][1] for r in rows) for rows in (sources, numbers))
+        return set(sources) if largest == value else set()
 
     def _factors(self, rows: Sequence[Row], row: int) -> list[int] | None:
-        """Return the classes and constants that a row is a product of; None if it is made of anything else."""
+        """Return the classes and constants that a row is a product of; None if it is no such product."""
         op, a, b = rows[row]
         if op == "mul":
             left, right = self._factors(rows, int(a)), self._factors(rows, int(b))

@@ -1,4 +1,4 @@
-"""What a node's outputs are at the live shapes of its operands: shapes, or a symbolic int."""
+"""The shape rules of nodes, run at the live shapes of their operands."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from ..errors import ExecutionError, InvalidProgram, PtegpuError, ShapeError
 from ..sizes import Size
 from .graph import Node, Shape, Tensor
 
-Item = Callable[[Tensor, int], int]  # an input's element, by its place among all
+Item = Callable[[Tensor, int], int]  # returns an element of an input, by its flat index
 
 
 def evaluate(node: Node, item: Item) -> Sequence[Shape | int]:
-    """What a node's outputs are now: live shapes, or a symbolic int."""
+    """Return the live shapes of a node's outputs, or the value of its symbolic int."""
     if node.op.sym is not None:
         return [_symbolic(node, item)]
     outs = [o for o in node.outs if isinstance(o, Tensor)]
@@ -23,8 +23,7 @@ def evaluate(node: Node, item: Item) -> Sequence[Shape | int]:
     if len(outs) != len(shapes):
         raise ShapeError(f"{node.name} has {len(shapes)} results, the program says {len(outs)}")
     for out, shape in zip(outs, shapes, strict=True):
-        fits = len(shape) == len(out.max_shape) and all(0 <= n <= m for n, m in zip(shape, out.max_shape, strict=True))
-        if not fits:
+        if len(shape) != len(out.max_shape) or not all(0 <= n <= m for n, m in zip(shape, out.max_shape, strict=True)):
             raise ShapeError(
                 f"{node.name}: its result {out.name} would be {list(shape)}, "
                 f"but the program allows at most {list(out.max_shape)}"
@@ -36,7 +35,7 @@ def _symbolic(node: Node, item: Item) -> int:
     assert node.op.sym is not None
     try:
         value = node.op.sym(*node.op.bind(node.args))
-        if node.op.reads:  # so far, which element it is
+        if node.op.reads:  # the rule returned the element's index
             value = _element(node.args[0], value, item)
     except (ShapeError, InvalidProgram) as e:
         raise ShapeError(f"{node.name}: {e}") from None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ptegpu.compiler.classes import Classes
+from ptegpu.compiler.size_classes import SizeClasses
 from ptegpu.sizes import Table
 
 
@@ -19,7 +19,7 @@ def test_factors_on_both_sides_cancel_out_and_others_of_the_same_largest_value_a
     b, t, width = (table.add("size", 0, d, (0, n)) for d, n in enumerate((200, 300, 4)))
     c, s = (table.add("size", 1, d, (0, n)) for d, n in enumerate((200, 50)))
     guard = table.add("eq", product(table, b, t, table.const(4)), product(table, c, t, width))
-    classes = Classes((b, t, width, c, s))
+    classes = SizeClasses((b, t, width, c, s))
     assert classes.join_products(table, [guard])
     assert {(b, c), (t,), (width,), (s,)} == set(map(tuple, classes.members().values()))
     assert {width} == classes.fixed()
@@ -29,7 +29,7 @@ def test_factors_on_both_sides_cancel_out_and_others_of_the_same_largest_value_a
 def test_products_of_other_largest_values_and_other_comparisons_tell_nothing() -> None:
     table = Table()
     a, b, c = (table.add("size", 0, d, (0, n)) for d, n in enumerate((6, 8, 48)))
-    classes = Classes((a, b, c))
+    classes = SizeClasses((a, b, c))
     guards = [
         table.add("eq", product(table, a, b), c),
         table.add("ne", product(table, a, table.const(8)), product(table, a, b)),

@@ -1,7 +1,7 @@
-"""Room in a graph's buffers: for the largest sizes that the program allows, or for fewer where those do not fit.
+"""The memory of a graph: for the largest sizes that the program allows, or for smaller ones if those do not fit.
 
-Exporters write a large number where a dimension has no upper bound: 16,384 in Vulkan's lowering. Buffers are then made
-for the sizes that the caller names. Without names they start small, and grow with the calls.
+Exporters write a large number for a dimension without an upper bound: 16,384 in Vulkan's lowering. Buffers are then
+allocated for the sizes that the caller names. Without names they start small, and grow with the calls.
 """
 
 from __future__ import annotations
@@ -11,28 +11,28 @@ from typing import TypeAlias
 
 from ..errors import LimitExceeded, PtegpuError
 from ..graph.graph import Graph, Shape, Sym, Tensor, Value
-from ..graph.live import evaluate
+from ..graph.shape_rules import evaluate
 from ..passes.memory import ConstantKey, Memory, plan_memory
 from ..plan.target import Target
 
-SMALL = 1 << 24  # bytes of inputs and temporaries that a plan starts with if it grows later
+SMALL = 1 << 24  # bytes of inputs and temporaries in a plan that may grow later
 
-Named: TypeAlias = Mapping[str, Sequence[int]]  # values of sizes and ints, by name
-Given: TypeAlias = Sequence[Shape | int]  # shapes of inputs; ints themselves
+NamedSizes: TypeAlias = Mapping[str, Sequence[int]]  # values of sizes and ints, by name
+InputSizes: TypeAlias = Sequence[Shape | int]  # the shape of each input, or its value if it is an int
 
 
-class Room:
-    """The memory of a graph and the sizes it has room for. `dynamic` tells for each input whether its sizes change."""
+class GraphMemory:
+    """The memory of a graph, and its largest sizes. `dynamic` has for each input whether its sizes change."""
 
     def __init__(
         self, graph: Graph, dynamic: Sequence[bool], target: Target, names: dict[ConstantKey, str] | None
     ) -> None:
         self.graph, self.dynamic, self.target, self.names = graph, dynamic, target, names
         self._declared = {t: t.max_shape for t in graph.tensors()}
-        self._memory: Memory | None = None  # whose constants and states are kept
+        self._memory: Memory | None = None  # new memory keeps its constants and states
 
-    def first(self, named: Named, grow: bool) -> Memory:
-        """Return memory for all sizes, or for those named, or else, if it may `grow`, for small ones."""
+    def first(self, named: NamedSizes, grow: bool) -> Memory:
+        """Return memory for all sizes, or for the named ones, or, if it may `grow`, for small ones."""
         try:
             self._memory = self._planned()
             return self._memory
@@ -46,27 +46,27 @@ class Room:
             raise refusal
         return self._memory
 
-    def holds(self, given: Given) -> bool:
-        """Return whether inputs of these shapes fit their buffers."""
+    def holds(self, sizes: InputSizes) -> bool:
+        """Return whether inputs of these sizes fit their buffers."""
         return all(
             isinstance(v, Sym) or all(map(int.__le__, shape, v.max_shape))  # type: ignore[arg-type]
-            for v, shape in zip(self.graph.inputs, given, strict=True)
+            for v, shape in zip(self.graph.inputs, sizes, strict=True)
         )
 
-    def grow(self, given: Given) -> Memory:
-        """Return memory for inputs of these shapes, too; LimitExceeded if they do not fit at all.
+    def grow(self, sizes: InputSizes) -> Memory:
+        """Return memory for inputs of these sizes as well; raise LimitExceeded if they do not fit at all.
 
         Sizes grow to powers of two, so that a text that gets longer word by word rarely needs new buffers.
         """
         before = {t: t.max_shape for t in self.graph.tensors()}
-        rounded = [s if isinstance(s, int) else tuple(1 << max(n - 1, 0).bit_length() for n in s) for s in given]
+        rounded = [s if isinstance(s, int) else tuple(1 << max(n - 1, 0).bit_length() for n in s) for s in sizes]
         both = [
             s if isinstance(s, int) else tuple(map(max, s, before[v]))  # type: ignore[index]
             for v, s in zip(self.graph.inputs, rounded, strict=True)
         ]
-        for sizes in (both, rounded, given):
+        for candidate in (both, rounded, sizes):
             try:
-                self._memory = self._lowered(self._named(sizes))
+                self._memory = self._lowered(self._named(candidate))
                 return self._memory
             except LimitExceeded as e:
                 refusal = e
@@ -77,43 +77,43 @@ class Room:
     def _planned(self) -> Memory:
         return plan_memory(self.graph, self.target, self.names, self._memory)
 
-    def _lowered(self, named: Named) -> Memory:
+    def _lowered(self, named: NamedSizes) -> Memory:
         for tensor, shape in self._declared.items():
             tensor.max_shape = shape
         lower_bounds(self.graph, self.dynamic, named)
         return self._planned()
 
     def _axes(self) -> Iterator[tuple[Tensor, int, str]]:
-        """Yield the dimensions that may change, with their names."""
+        """Yield the dynamic dimensions with their names."""
         for v, varies in zip(self.graph.inputs, self.dynamic, strict=True):
             if varies and isinstance(v, Tensor):
                 yield from ((v, d, f"{v.name}[{d}]") for d in range(len(v.max_shape)))
 
-    def _named(self, given: Given) -> dict[str, tuple[int]]:
-        shapes = dict(zip(self.graph.inputs, given, strict=True))
+    def _named(self, sizes: InputSizes) -> dict[str, tuple[int]]:
+        shapes = dict(zip(self.graph.inputs, sizes, strict=True))
         return {name: (shapes[v][d],) for v, d, name in self._axes()}  # type: ignore[index]
 
     def _small(self, refusal: LimitExceeded) -> Memory:
         """Halve the largest sizes until their memory is small.
 
-        Sizes that are equal are halved together, since they may have to be equal, or else one by one. A size that
-        cannot be halved stays: a graph works with no other.
+        Equal sizes are halved in one step, since they may have to stay equal, or else separately. A size that the shape
+        rules refuse to halve stays.
         """
         sizes = {name: v.max_shape[d] for v, d, name in self._axes()}
         fixed: set[str] = set()
         smallest: Memory | None = None
         while free := [name for name in sizes if name not in fixed and sizes[name] > 1]:
-            most = max(sizes[name] for name in free)
-            largest = [name for name in free if sizes[name] == most]
-            less = most // 2 if most <= 1 << 14 else 1 << 14
-            together = dict.fromkeys(largest, less)
-            if not self._works(sizes | together):
-                together = {name: less for name in largest if self._works(sizes | {name: less})}
-                fixed.update(set(largest) - together.keys())
-                if not together or not self._works(sizes | together):
+            size = max(sizes[name] for name in free)
+            largest = [name for name in free if sizes[name] == size]
+            half = size // 2 if size <= 1 << 14 else 1 << 14
+            halved = dict.fromkeys(largest, half)
+            if not self._works(sizes | halved):
+                halved = {name: half for name in largest if self._works(sizes | {name: half})}
+                fixed.update(set(largest) - halved.keys())
+                if not halved or not self._works(sizes | halved):
                     fixed.update(largest)
                     continue
-            sizes |= together
+            sizes |= halved
             try:
                 memory = self._lowered({name: (n,) for name, n in sizes.items()})
             except LimitExceeded as e:
@@ -127,7 +127,7 @@ class Room:
         return smallest
 
     def _works(self, sizes: Mapping[str, int]) -> bool:
-        """Return whether the shape rules accept these sizes, as far as they can be asked."""
+        """Return whether the shape rules that do not depend on data accept these sizes."""
         for tensor, shape in self._declared.items():
             tensor.max_shape = shape
         try:
@@ -138,14 +138,14 @@ class Room:
 
 
 class _Unknown(Exception):
-    """An int that nobody has named, or data."""
+    """An int without a named value, or data."""
 
 
-def lower_bounds(graph: Graph, dynamic: Sequence[bool], named: Named) -> None:
-    """Lower the maximum shapes of inputs to the largest sizes named, and those of results to what follows.
+def lower_bounds(graph: Graph, dynamic: Sequence[bool], named: NamedSizes) -> None:
+    """Lower the maximum shapes of inputs to the largest named sizes, and those of results accordingly.
 
-    The shape rules run at the largest and at the smallest sizes named. What depends on data, or on an int that is not
-    named, keeps its maximum. A call that needs more than these is refused by the same rules.
+    The shape rules run at the largest and at the smallest named sizes. A result that depends on data or on an unnamed
+    int keeps its maximum. The same rules refuse a call that needs more.
     """
     shapes = [_shapes(graph, dynamic, named, pick) for pick in (max, min)]
     for tensor in shapes[0].keys() & shapes[1].keys():
@@ -157,14 +157,14 @@ def lower_bounds(graph: Graph, dynamic: Sequence[bool], named: Named) -> None:
 def _shapes(
     graph: Graph,
     dynamic: Sequence[bool],
-    named: Named,
+    named: NamedSizes,
     pick: Callable[[Sequence[int]], int],
     *,
     strict: bool = False,
 ) -> dict[Tensor, Shape]:
-    """Return the shapes of dynamic inputs, and of results, as far as they follow from what is named.
+    """Return the shapes of dynamic inputs, and of results that follow from the named sizes.
 
-    If `strict`, what the shape rules refuse raises; else its results are unknown.
+    Sizes that a shape rule refuses raise if `strict`; otherwise the results are unknown.
     """
     shapes: dict[Tensor, Shape] = {}
     unknown: set[Value] = set()

@@ -8,7 +8,7 @@ import torch
 
 from ptegpu.dtypes import RUNS, DType
 from ptegpu.errors import InvalidInput
-from ptegpu.plan.narrow import from_device, to_device
+from ptegpu.plan.device_arrays import from_device, to_device
 
 NARROWED = {
     DType.I64: DType.I32,

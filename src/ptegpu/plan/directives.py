@@ -1,6 +1,6 @@
-"""The one place where the two WGSL compilers differ: the directives in front of a kernel.
+"""The directives in front of a kernel, the only difference between the two dialects of WGSL.
 
-naga (wgpu, Firefox) has subgroup functions without asking and rejects `enable subgroups;`; Tint (Dawn, Chrome)
+naga (wgpu, Firefox) has subgroup functions without a directive and rejects `enable subgroups;`; Tint (Dawn, Chrome)
 requires it. Both require `enable f16;`. Only Tint has matrices.
 """
 
@@ -24,10 +24,10 @@ _DIRECTIVES: dict[Dialect, dict[Feature, str]] = {
 
 
 def prelude(kernel: Kernel, dialect: Dialect) -> str:
-    """The directives `kernel` needs, a line each; empty when it needs none."""
+    """Return the directives that `kernel` needs, one per line."""
     return "".join(line for feature, line in _DIRECTIVES[dialect].items() if feature in kernel.needs)
 
 
 def source(kernel: Kernel, dialect: Dialect) -> str:
-    """The complete WGSL text of `kernel`."""
+    """Return the complete WGSL text of `kernel`."""
     return prelude(kernel, dialect) + kernel.wgsl

@@ -1,4 +1,4 @@
-"""What a node's outputs are: rules that cannot compute, and graphs that declare something else, are named."""
+"""The shape rules of nodes: errors name rules that fail, and graphs that declare other shapes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.graphs import Sketch, plan_of, settle
 from ptegpu.dtypes import DType
 from ptegpu.errors import ExecutionError, ShapeError
 from ptegpu.graph.graph import Arg, Graph, Node, Tensor
-from ptegpu.graph.live import evaluate
+from ptegpu.graph.shape_rules import evaluate
 from ptegpu.ops.registry import REGISTRY, OpDef, Out, Parameter
 
 HUGE = 2**62

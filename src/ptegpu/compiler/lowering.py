@@ -1,6 +1,6 @@
-"""One node at one set of sizes: its rule's steps become dispatches on buffers, with numbers that remember.
+"""The lowering of one node at one set of sizes: the steps of its rule become dispatches, with symbolic numbers.
 
-Here, and only here, tensors turn into bindings and workgroup counts into grids.
+This is the only place where tensors become bindings and workgroup counts become grids.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 from ..errors import LimitExceeded, PtegpuError, quoted
 from ..graph.graph import Node, Tensor
-from ..kernels.wgsl import SYM_VECTORS, KernelSpec
+from ..kernels.wgsl import SYM_VECTORS
 from ..ops.pointwise import cast
 from ..ops.registry import Dispatch as Launch
 from ..ops.registry import Scratch
@@ -22,15 +22,15 @@ from .plan_writer import PlanWriter, number
 
 @dataclass(slots=True)
 class Lowering:
-    """The dispatches of one node, number `k` of its graph."""
+    """The dispatches of one node, which has the position `k` in its graph."""
 
     writer: PlanWriter
     k: int
     node: Node
     trace: Trace
-    most: Callable[[Size, Trace], int]  # the largest value of a size where the trace holds
+    largest: Callable[[Size, Trace], int]  # returns the largest value of a size where the trace holds
     dispatches: list[Dispatch] = field(default_factory=list)
-    scratched: list[Number] = field(default_factory=list)  # bytes of scratch that were requested
+    scratched: list[Number] = field(default_factory=list)  # bytes of requested scratch
     _scratch: dict[Tensor, Buffer] = field(default_factory=dict)
 
     def run(self) -> None:
@@ -49,7 +49,7 @@ class Lowering:
                 step = steps.send(reply)
                 reply = None
                 if isinstance(step, Scratch):
-                    reply = self._take(step)
+                    reply = self._allocate(step)
                 elif isinstance(step, Launch):
                     self._launch(step)
         except StopIteration:
@@ -58,7 +58,7 @@ class Lowering:
             e.args = tuple(quoted(f"{node.name}: ", e))
             raise
 
-    def _take(self, step: Scratch) -> Tensor:
+    def _allocate(self, step: Scratch) -> Tensor:
         target = self.writer.target
         shape = tuple(step.shape)
         tensor = Tensor(f"{self.node.name} scratch {len(self._scratch)}", step.dtype, shape)
@@ -67,25 +67,25 @@ class Lowering:
         limit = min(target.max_binding_bytes, target.max_buffer_bytes)
         if nbytes > limit:
             raise LimitExceeded(f"its scratch of {nbytes:,} bytes is more than {target.name} binds")
-        most = min(self.most(nbytes, self.trace), limit) if isinstance(nbytes, Size) else int(nbytes)
-        if nbytes > most:  # never true: the comparison leaves a guard that says so
+        largest = min(self.largest(nbytes, self.trace), limit) if isinstance(nbytes, Size) else int(nbytes)
+        if nbytes > largest:  # never true, but the comparison records a guard
             raise LimitExceeded(f"its scratch of {nbytes:,} bytes does not fit")
-        need = max(ALIGN, -(-most // ALIGN) * ALIGN)
-        buffer = self._kept(step.kept, need) if step.kept and not isinstance(nbytes, Size) else None
+        need = max(ALIGN, -(-largest // ALIGN) * ALIGN)
+        buffer = self._persistent(step.kept, need) if step.kept and not isinstance(nbytes, Size) else None
         if buffer is None:
             buffer = self.writer.memory.scratch(self.k, need, {b.name for b in self._scratch.values()})
-        if buffer is None:  # of a rounded size, so that other nodes and sizes can use it too
-            room = min(1 << (need - 1).bit_length(), max(need, limit // ALIGN * ALIGN))
-            buffer = Buffer(f"scratch{len(self._scratch)}.{room}", room, "temp")
+        if buffer is None:  # with a rounded size, so that other nodes and sizes can share it
+            rounded = min(1 << (need - 1).bit_length(), max(need, limit // ALIGN * ALIGN))
+            buffer = Buffer(f"scratch{len(self._scratch)}.{rounded}", rounded, "temp")
         self._scratch[tensor] = buffer
         return tensor
 
-    def _kept(self, key: tuple[object, ...], need: int) -> Buffer | None:
-        """Return a buffer of its own, as long as there is memory for it."""
-        kept = self.writer.kept
-        if key not in kept and need + sum(b.nbytes for b in kept.values()) <= self.writer.target.kept_bytes:
-            kept[key] = Buffer(f"kept{len(kept)}", need, "temp")
-        return kept.get(key)
+    def _persistent(self, key: tuple[object, ...], need: int) -> Buffer | None:
+        """Return a buffer that outlasts a run; None if the memory for these is used up."""
+        buffers = self.writer.persistent
+        if key not in buffers and need + sum(b.nbytes for b in buffers.values()) <= self.writer.target.kept_bytes:
+            buffers[key] = Buffer(f"kept{len(buffers)}", need, "temp")
+        return buffers.get(key)
 
     def _launch(self, step: Launch) -> None:
         spec, node, writer = step.kernel, self.node, self.writer
@@ -95,13 +95,16 @@ class Lowering:
         casts: list[tuple[Tensor, Tensor]] = []
         for j, (t, storage) in enumerate(zip(writes, spec.writes, strict=True)):
             if t.dtype is not storage.dtype:  # the kernel writes words, the tensor is packed
-                writes[j] = self._take(Scratch(t.shape, storage.dtype))
+                writes[j] = self._allocate(Scratch(t.shape, storage.dtype))
                 casts.append((writes[j], t))
         for t, storage in zip(step.read, spec.reads, strict=True):
             if t.dtype is not storage.dtype:
                 raise TypeError(f"{node.name}: kernel {spec.kernel.name} reads {storage.dtype.value}, {t!r} is not")
         bindings = [self._binding(t) for t in (*step.read, *writes)]
-        _check_aliasing(node, spec, bindings)
+        reads = {b.buffer for b in bindings[: len(spec.reads)]}
+        written = [b.buffer for b in bindings[len(spec.reads) :]]
+        if reads & set(written) or len(set(written)) < len(written):
+            raise TypeError(f"{node.name}: kernel {spec.kernel.name} would write a buffer that it also binds elsewhere")
         block, patches = writer.block(spec, step.groups, dict(step.params))
         bindings.append(block)
         if spec.reads_syms:
@@ -114,8 +117,8 @@ class Lowering:
         figures = (number(read), number(write), number(step.flops))
         label = step.label or node.name
         grid = number(x), number(y)
-        kept = {writer.index(b) for b in writer.kept.values()} if step.once else set[int]()
-        once = step.once and kept.issuperset(b.buffer for b in bindings[len(step.read) : len(step.read) + len(writes)])
+        outlasting = {writer.index(b) for b in writer.persistent.values()} if step.once else set[int]()
+        once = step.once and outlasting.issuperset(written)
         once = once and not patches and not spec.reads_syms and all(isinstance(n, int) for n in grid)
         self.dispatches.append(Dispatch(kernel, tuple(bindings), grid, label, *figures, patches, once))
         for source, to in casts:
@@ -124,10 +127,3 @@ class Lowering:
     def _binding(self, t: Tensor) -> Binding:
         buffer = self._scratch.get(t) or self.writer.memory.buffer_of[t]
         return Binding(self.writer.index(buffer), 0, buffer.nbytes)
-
-
-def _check_aliasing(node: Node, spec: KernelSpec, bindings: list[Binding]) -> None:
-    reads = {b.buffer for b in bindings[: len(spec.reads)]}
-    writes = [b.buffer for b in bindings[len(spec.reads) :]]
-    if reads & set(writes) or len(set(writes)) < len(writes):
-        raise TypeError(f"{node.name}: kernel {spec.kernel.name} would write a buffer it also binds otherwise")
