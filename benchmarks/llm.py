@@ -22,7 +22,7 @@ import numpy as np
 from ptegpu.format import read_program
 from ptegpu.format.delegate import BlobGraph, BlobTensor, read_delegate
 from ptegpu.models.text import LanguageModel
-from ptegpu.models.text.sampling import Sampling
+from ptegpu.models.text.sampling import Sampler, Sampling
 
 from . import programs
 from .harness import COMPILED, Bench, Row, Way
@@ -277,10 +277,9 @@ def model_of(bench: Bench, way: Way) -> LanguageModel:
 
 def profiled(bench: Bench, model: LanguageModel, tokens: np.ndarray, position: int) -> dict[str, Any]:
     """One call by itself, greedy sampling included."""
-    nothing = np.zeros((1, 0), np.int32)
-    given = tokens[None].astype(model.signature.tokens.numpy)
-    arguments = model._arguments(given, position, Sampling(temperature=0), 0, None, nothing)
-    return bench.profiled(model._forward, arguments)
+    ids = tokens[None].astype(model.signature.tokens.numpy)
+    greedy = Sampler(Sampling(temperature=0), model.signature.vocabulary).operands(0, ())
+    return bench.profiled(model.runner.method, model.runner.arguments(ids, position, greedy))
 
 
 def decode(bench: Bench) -> Iterator[Row]:
@@ -339,12 +338,12 @@ def our_prefill(bench: Bench, way: Way, prompt: int) -> dict[str, Any]:
         model.reset()
         made = model.generate(tokens.tolist(), max_tokens=1, stop_tokens=(), temperature=0)
         rates.append(made.timings.prefill_rate)
-    found = {"value": statistics.median(rates[1:]), "unit": "tok/s", "note": f"chunks of {model.chunk}"}
+    found = {"value": statistics.median(rates[1:]), "unit": "tok/s", "note": f"chunks of {model.runner.chunk}"}
     wanted = bench.shared(("right", prompt), lambda: right(bench, weights, prompt))
     if wanted is not None:
         logprobs, spread = wanted
         found["error"] = abs(made.logprobs[0] - float(logprobs[0, made.tokens[0]])) / spread
-    return found | (profiled(bench, model, tokens, 0) if prompt <= model.chunk else {})
+    return found | (profiled(bench, model, tokens, 0) if prompt <= model.runner.chunk else {})
 
 
 # --- PyTorch

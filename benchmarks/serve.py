@@ -186,11 +186,7 @@ def difference(many: Answer, alone: Answer, exact: bool) -> str:
 def one_by_one(model: LanguageModel) -> Callable[[Ask], Answer]:
     def ask(asked: Ask) -> Answer:
         answer = Answer(asked, time.perf_counter())
-        stream = model.stream(asked.prompt, max_tokens=asked.max_tokens, stop_tokens=())
-        stream.together = 4  # nobody waits for each token
-        for _ in stream:
-            pass
-        made = stream.generation
+        made = model.generate(asked.prompt, max_tokens=asked.max_tokens, stop_tokens=())
         answer.tokens, answer.logprobs = made.tokens, made.logprobs
         first = time.perf_counter() - made.timings.decode_s
         step = made.timings.decode_s / max(1, len(made.tokens) - 1)

@@ -114,7 +114,7 @@ class Plain:
 
 def settings(given: dict[str, Any]) -> dict[str, Any]:
     chosen = Sampling(**({"seed": 7} | given))
-    return {"given": given, "how": chosen.how, "words": [chosen.words(step).tolist() for step in (0, 300)]}
+    return {"given": given, "how": chosen.flags, "words": [chosen.words(step).tolist() for step in (0, 300)]}
 
 
 def pieces(made: tokenizers.Tokenizer, text: str) -> dict[str, Any]:

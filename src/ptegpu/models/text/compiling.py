@@ -76,8 +76,8 @@ def _serving(
     signature: Signature, many: Many, limit: int, half: bool
 ) -> tuple[dict[str, tuple[str, Append]], Sequence[Mapping[str, int]]]:
     """`forward` for many sequences and its limits, as further methods; the sizes of the former."""
-    from .runners import check_chunk, pages_of
-    from .runners import points_of as points_of_many
+    from .paged import check_chunk, pages_of
+    from .paged import points_of as points_of_many
 
     check_chunk(signature)
     rows = min(many.rows, signature.chunk)
