@@ -142,9 +142,3 @@ class BatchEngine(Prompts):
     def close(self) -> None:
         """End all requests as cancelled and free the GPU memory."""
         self._engine.close()
-
-    def __enter__(self) -> BatchEngine:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()

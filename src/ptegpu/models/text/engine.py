@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import NamedTuple, NoReturn, Protocol
 
 from ...errors import Closed, DeviceLost, ExecutionError
@@ -132,7 +133,10 @@ class TextEngine:
             self._error = error if isinstance(error, Exception) else ExecutionError(f"{error!r}")
             raise
         finally:
-            self._leave()
+            self._discard()
+            self._closing = True
+            self._end_all(self._error)
+            self._runner.close()
 
     def _step(self) -> None:
         """Plan and start a run, and collect the oldest one if enough have started."""
@@ -143,22 +147,15 @@ class TextEngine:
                 self._rows = len(run.rows) if run else 0
         self._send(events)
         if run:
-            self._started.append((run, self._start(run)))
+            for request in run.requests:
+                request.caller.since = request.caller.since or time.perf_counter()
+            try:
+                results = self._runner.start(run)
+            except Exception as error:
+                results = partial(_throw, error)  # after the results of earlier runs
+            self._started.append((run, results))
         if self._started and (not run or len(self._started) > self._runner.ahead):
             self._collect(*self._started.popleft())
-
-    def _start(self, run: PlannedRun) -> Results:
-        for request in run.requests:
-            request.caller.since = request.caller.since or time.perf_counter()
-        try:
-            return self._runner.start(run)
-        except Exception as error:
-            failure = error
-
-        def results() -> NoReturn:
-            raise failure
-
-        return results
 
     def _collect(self, run: PlannedRun, results: Results) -> None:
         """Wait for a run and send its results."""
@@ -166,7 +163,9 @@ class TextEngine:
             tokens, logprobs = results()
         except Exception as error:
             self._discard()
-            self._fail(error)
+            if isinstance(error, DeviceLost | Closed):
+                self._error = error
+            self._end_all(error, waiting=self._error is not None)  # what the pages hold is unknown now
             return
         with self._wake:
             events = self._scheduler.done(run, tokens, logprobs)
@@ -181,35 +180,25 @@ class TextEngine:
                 with self._wake:
                     self._scheduler.end(request)
 
-    def _fail(self, error: Exception) -> None:
-        """End all running requests after a failed run: nobody knows what their pages hold."""
+    def _end_all(self, error: Exception | None, waiting: bool = True) -> None:
+        """End all running requests, and those that are `waiting`, with an error or as cancelled."""
         with self._wake:
-            if isinstance(error, DeviceLost | Closed):
-                self._error = error
-            requests = [*self._scheduler.running, *(self._scheduler.waiting if self._error else ())]
+            requests = [*self._scheduler.running, *(self._scheduler.waiting if waiting else ())]
             for request in requests:
                 self._scheduler.end(request)
             self._scheduler.pages.forget()
         for request in requests:
-            request.caller.send(error)
-
-    def _leave(self) -> None:
-        """End all requests and close the runner."""
-        self._discard()
-        with self._wake:
-            self._closing = True
-            requests = [*self._scheduler.running, *self._scheduler.waiting]
-            for request in requests:
-                self._scheduler.end(request)
-        for request in requests:
-            if self._error is None:
+            if error is None:
                 request.caller.accept(None, 0.0, "cancelled")
             else:
-                request.caller.send(self._error)
-        self._runner.close()
+                request.caller.send(error)
 
     def _discard(self) -> None:
         """Wait for started runs whose results are not used."""
         while self._started:
             with suppress(Exception):
                 self._started.popleft()[1]()
+
+
+def _throw(error: Exception) -> NoReturn:
+    raise error

@@ -147,12 +147,6 @@ class LanguageModel(Prompts):
         if self._batch is not None:
             self._batch.close()
 
-    def __enter__(self) -> LanguageModel:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def _seeing(self) -> Pictures:
         if self.pictures is None:
             raise InvalidInput("this model sees no pictures: it has no method for them")

@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ...errors import InvalidInput, UnsupportedProgram
+from ...errors import InvalidInput
 from ...format import Program as File
 from ...kernels.attention import PAGE
-from ...plan import Bundle, Var
+from ...plan import Bundle
 from ...runtime import LoadOptions, open_program
-from ...sampling import words_of
 from ..calls import start
-from .compiling import LIMITS, SERVE, serving_of
+from .compiling import SERVE, bundle_limits, check_chunk, pages_of, serving_of, serving_points, width_of
 from .engine import Results
 from .pages import Pages
 from .sampling import row_operands
@@ -58,7 +57,7 @@ class PagedRunner:
                 raise InvalidInput("a bundle has the caches that it was made with: give the memory to ptegpu compile")
             pages, max_rows, slots = bundle_limits(source)
             max_rows = min(rows or max_rows, max_rows)
-            first = {SERVE: points_of(signature, 1, 1)[:1]}
+            first = {SERVE: serving_points(signature, 1, 1)[:1]}
             self.program = open_program(source, options, data, methods=[SERVE], first=first)
             self.method = self.program.method(SERVE)
         else:
@@ -75,7 +74,7 @@ class PagedRunner:
                 pages = pages_of(signature, slots, sizes, budget, limit, options.cache == "f16")
                 return pages
 
-            points = points_of(signature, max_rows, slots)
+            points = serving_points(signature, max_rows, slots)
             self.program = open_program(
                 source,
                 options,
@@ -89,7 +88,7 @@ class PagedRunner:
             self.method = self.program.method(METHOD)
         self.ahead = int(self.method.in_one_plan)
         self._signature = signature
-        self._tables = np.full((slots, _width(signature)), -1, np.int32)
+        self._tables = np.full((slots, width_of(signature)), -1, np.int32)
         self._pages: list[list[int]] = [[] for _ in range(slots)]  # in the tables
         running = min(sequences, slots, max_rows)
         self.scheduler = Scheduler(Pages(pages, PAGE), signature.context, running, max_rows, prefill_rows, queue)
@@ -119,46 +118,6 @@ class PagedRunner:
         self.program.close()
 
 
-def check_chunk(signature: Signature) -> None:
-    """Raise UnsupportedProgram unless the program can be turned into one for several sequences."""
-    if signature.chunk == 1:
-        raise UnsupportedProgram("a program that takes one token at a time cannot serve several sequences at once")
-    if signature.pictures:
-        raise UnsupportedProgram("a program that sees pictures cannot serve several sequences at once")
-
-
-def bundle_limits(bundle: Bundle) -> tuple[int, int, int]:
-    """Return what a bundle was made for: pages of caches, rows of a run, sequences."""
-    methods = bundle.methods[0]
-    if SERVE not in methods:
-        missing = "the bundle has no plans for several sequences at once"
-        raise UnsupportedProgram(f"{missing}: `ptegpu compile --serve` makes one that has")
-    pages, rows = methods[LIMITS].outputs
-    (tables,) = (v for v in methods[SERVE].inputs if isinstance(v, Var) and v.name == "tables")
-    assert isinstance(pages, int) and isinstance(rows, int)
-    return pages, rows, tables.sizes[0]
-
-
-def _width(signature: Signature) -> int:
-    """Return the pages of a full context."""
-    return -(-signature.context // PAGE)
-
-
-def pages_of(
-    signature: Signature, sequences: int, sizes: Sequence[int], memory: int | None, limit: int, half: bool
-) -> int:
-    """Return the number of pages: all that the sequences can use, if memory permits, but at least one full context.
-
-    `sizes` are the bytes of a page of each cache in float32; `half` caches take half of that. A cache has at most
-    `limit` bytes.
-    """
-    parts = 2 if half else 1
-    count = sequences * _width(signature)
-    if memory is not None:
-        count = min(count, memory * parts // sum(sizes))
-    return max(_width(signature), min(count, limit * parts // max(sizes)))
-
-
 def _bytes_of(*files: Any) -> int:
     """Return the approximate size of files: paths, bytes, or lists of them."""
     total = 0
@@ -170,16 +129,3 @@ def _bytes_of(*files: Any) -> int:
         elif file is not None:
             total += sum(map(len, file.values())) if isinstance(file, Mapping) else len(file)
     return total
-
-
-def points_of(signature: Signature, rows: int, sequences: int) -> list[dict[str, int]]:
-    """Return the sizes to plan for: every number of rows and of sampled rows, with and without a penalty."""
-    words = words_of(signature.vocabulary)
-    sizes = [(n, sampled) for n in range(1, rows + 1) for sampled in {1, min(n, sequences)}]
-    sizes += [(n, sampled) for sampled in range(1, sequences + 1) for n in {sampled, rows}]
-
-    def point(n: int, sampled: int, words: int) -> dict[str, int]:
-        counts = {f"{name}[0]": sampled for name in ("wanted", "settings", "seen")}
-        return {"input 0[1]": n, "rows[0]": n, "seen[1]": words, **counts}
-
-    return [point(n, sampled, seen) for seen in (0, words) for n, sampled in sizes]

@@ -6,7 +6,7 @@ import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict, cast
+from typing import TYPE_CHECKING, Any, Self, TypedDict, cast
 
 from ...errors import InvalidInput
 from ..tokenizer import Detokenizer, StopStrings, Tokenizer, find_tokenizer
@@ -44,7 +44,10 @@ class GenerationOptions(TypedDict, total=False):
 
 
 class Prompts:
-    """A model's tokenizer and limits. The tokenizer is searched for when it is first needed, unless it is given."""
+    """A model's tokenizer and limits. The tokenizer is searched for when it is first needed, unless it is given.
+
+    Close models, or use them as context managers.
+    """
 
     def __init__(self, path: Path | None, signature: Signature, tokenizer: str | os.PathLike[str] | None) -> None:
         self.signature = signature
@@ -54,6 +57,15 @@ class Prompts:
         self._tokenizer: Tokenizer | None = None
         if tokenizer is not None:
             self._tokenizer = find_tokenizer(path, tokenizer)
+
+    def close(self) -> None:
+        """Free the GPU memory."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     @property
     def tokenizer(self) -> Tokenizer:
