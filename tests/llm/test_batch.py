@@ -270,7 +270,7 @@ def test_a_lost_device_is_told_to_all_and_to_those_who_come_later(monkeypatch: p
 
     with BatchEngine(DEMO, sequences=2) as engine:
         monkeypatch.setattr(engine.runner, "start", lost)
-        with engine._engine._wake:  # so that all are there before the first run
+        with engine._wake:  # so that all are there before the first run
             handles = [engine.submit(text) for text in TEXTS]
         for handle in handles:
             with pytest.raises(DeviceLost, match="it is gone"):
@@ -359,7 +359,7 @@ def test_a_batch_of_a_model_runs_at_once(model: LanguageModel) -> None:
     for text, made in zip(TEXTS, batch):
         same(model.generate(text, max_tokens=12, temperature=0.9, seed=5), made)
     assert model._batch is not None
-    plans = (model.runner.method.plans[0], model._batch._runner.method.plans[0])  # type: ignore[attr-defined]
+    plans = (model.runner.method.plans[0], model._batch.runner.method.plans[0])  # type: ignore[attr-defined]
     mine, others = ({b.name: b.nbytes for b in plan.buffers if b.role == "constant"} for plan in plans)
     both = sum(size for name, size in others.items() if name in mine)
     assert both > 0.9 * sum(others.values())  # one copy of the weights serves both

@@ -74,7 +74,7 @@ def test_an_output_without_rows_is_refused_unless_it_is_left_out() -> None:
     tokens = np.arange(9, dtype=np.int32).reshape(3, 3)
     made = Predictor(DATA / "dynamic.pte", ["tokens"], [None, "rows"], data=data)({"tokens": tokens})
     assert (3, 2, 8) == made["rows"].shape
-    wrong = "output 0 of forward has shape [2, 3, 4], and not one of 1 rows: leave it out, with None in place of 'a' in"
+    wrong = "output 0 of forward has shape [2, 3, 4], not 1 rows: leave it out, with None in place of 'a' in"
     with pytest.raises(InvalidInput, match=re.escape(wrong)):
         Predictor(DATA / "dynamic.pte", ["tokens"], ["a", "b"], data=data)({"tokens": tokens})
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from ..models.text.batch import Finished, Piece, Served, Stats
+from ..models.text.batch import Finished, Piece, Served
+from ..models.text.engine import Stats
 
 if TYPE_CHECKING:
     import numpy as np

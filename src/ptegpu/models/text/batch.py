@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from ...errors import InvalidInput, UnsupportedProgram
 from ..door import Loading, Openable, Source, loading
 from ..kinds import LANGUAGE
-from .engine import Runner, Stats, TextEngine
+from .engine import Runner, TextEngine
 from .handle import Finished, Handle, Outcome, Piece
 from .paged import PREFILL_ROWS, PagedRunner
 from .prompts import GenerationOptions, Prompt, Prompts
@@ -50,7 +50,7 @@ class Served(NamedTuple):
     sequences: int = 1  # requests that run at once
 
 
-class BatchEngine(Prompts):
+class BatchEngine(TextEngine, Prompts):
     """A language model for many requests at once. Close it, or use it as a context manager.
 
     At most `sequences` requests run at once and `queue` wait (None: any number). `memory` is the upper bound for caches
@@ -80,7 +80,7 @@ class BatchEngine(Prompts):
                 raise InvalidInput(f"{name} must be at least 1, not {value}")
         options = loading(options, more)
         opened = Source.of(source, options, LANGUAGE)
-        super().__init__(opened.path, read_signature(opened.file, opened.card), tokenizer)
+        Prompts.__init__(self, opened.path, read_signature(opened.file, opened.card), tokenizer)
         limit = math.inf if queue is None else queue
         self.alone = ""
         runner: Runner
@@ -95,7 +95,7 @@ class BatchEngine(Prompts):
             self.alone = str(reason)
             warnings.warn(f"{reason}; requests are served one at a time", stacklevel=2)
             runner = SequentialRunner(opened, self.signature, options, data=data, chunk=rows, queue=limit)
-        self.runner, self._engine = runner, TextEngine(runner)
+        TextEngine.__init__(self, runner)
         name, has_chat = self._path.stem if self._path else "model", self.has_tokenizer and self.tokenizer.has_chat
         context, vocabulary = self.signature.context, self.signature.vocabulary
         self.model = Served(name, context, vocabulary, has_chat, runner.scheduler.sequences)
@@ -110,7 +110,7 @@ class BatchEngine(Prompts):
         settings: dict[str, Any] = {**(options or {})}
         deadline, owner = time.monotonic() + settings.pop("timeout", math.inf), settings.pop("owner", "")
         tokens = self.encode(prompt)
-        return self._engine.submit(
+        return self.enqueue(
             self.request(tokens, settings, deadline=deadline, owner=owner, with_bytes=True, on_event=on_event)
         )
 
@@ -130,15 +130,3 @@ class BatchEngine(Prompts):
                     break
         finally:
             handle.cancel()
-
-    def stats(self) -> Stats:
-        """Return the state of the engine."""
-        return self._engine.stats()
-
-    def prepare(self) -> None:
-        """Compile whatever any run may need; otherwise that happens when it is first needed."""
-        self.runner.prepare()
-
-    def close(self) -> None:
-        """End all requests as cancelled and free the GPU memory."""
-        self._engine.close()

@@ -1,7 +1,7 @@
 """The text engine: runs requests on a runner, token by token, and sends each what it gave.
 
-Requests get their tokens in one of two ways. Submitted ones wait in the scheduler's queue, and a thread of the engine
-plans their runs. An attached one is computed by whoever iterates over its handle, without a queue and a thread: only
+Requests get their tokens in one of two ways. Those in the queue belong to the scheduler, and a thread of the engine
+plans their runs. An attached one is computed by whoever iterates over its handle, without a queue and a thread; only
 the runner for one sequence offers that. The GPU always has the next run before the host knows the results of the last
 one, so it does not wait for text, requests and plans.
 """
@@ -59,16 +59,16 @@ class TextEngine:
     """Requests on one runner, which the engine closes. Methods may be called from any thread."""
 
     def __init__(self, runner: Runner) -> None:
-        self._runner, self._scheduler = runner, runner.scheduler
+        self.runner, self._scheduler = runner, runner.scheduler
         self._wake = threads.Wake()  # and the lock of the scheduler
-        self._thread: threads.Job[None] | None = None  # from the first submitted request on
+        self._thread: threads.Job[None] | None = None  # from the first request in the queue on
         self._closing = False
         self._error: Exception | None = None  # after which nothing runs
         self._started: deque[tuple[PlannedRun, Results]] = deque()
         self._rows = 0
         self._recent: deque[tuple[float, int]] = deque([(time.monotonic(), 0)], RECENT)
 
-    def submit(self, handle: Handle) -> Handle:
+    def enqueue(self, handle: Handle) -> Handle:
         """Queue a request; QueueFull if too many wait already."""
         with self._wake:
             if self._error is not None:
@@ -92,6 +92,7 @@ class TextEngine:
         return handle
 
     def stats(self) -> Stats:
+        """Return the state of the engine."""
         with self._wake:
             pages, error = self._scheduler.pages, self._error
             seconds = time.monotonic() - self._recent[0][0]
@@ -99,13 +100,17 @@ class TextEngine:
             waiting, running = len(self._scheduler.waiting), len(self._scheduler.running)
             return Stats(waiting, running, self._rows, rate, pages.used, pages.count, str(error) if error else "")
 
+    def prepare(self) -> None:
+        """Compile whatever any run may need; otherwise that happens when it is first needed."""
+        self.runner.prepare()
+
     def close(self) -> None:
         """End all requests as cancelled and free the GPU memory."""
         with self._wake:
             self._closing = True
             self._wake.notify()
         if self._thread is None:
-            self._runner.close()
+            self.runner.close()
         elif threading.get_ident() != self._thread.ident:
             self._thread.wait()
 
@@ -113,14 +118,14 @@ class TextEngine:
         """Compute the next token of an attached request."""
         request = handle.request
         handle.since = time.perf_counter()
-        token, logprob = self._runner.next_token(request)  # type: ignore[attr-defined]
+        token, logprob = self.runner.next_token(request)  # type: ignore[attr-defined]
         if request.cancelled:
             handle.accept(None, 0.0, "cancelled")
         else:
             handle.accept(*request.add(token, logprob))
 
     def _serve(self) -> None:
-        """Run submitted requests until the engine is closed."""
+        """Run the requests in the queue until the engine is closed."""
         try:
             while True:
                 with self._wake:
@@ -136,7 +141,7 @@ class TextEngine:
             self._discard()
             self._closing = True
             self._end_all(self._error)
-            self._runner.close()
+            self.runner.close()
 
     def _step(self) -> None:
         """Plan and start a run, and collect the oldest one if enough have started."""
@@ -150,11 +155,11 @@ class TextEngine:
             for request in run.requests:
                 request.caller.since = request.caller.since or time.perf_counter()
             try:
-                results = self._runner.start(run)
+                results = self.runner.start(run)
             except Exception as error:
                 results = partial(_throw, error)  # after the results of earlier runs
             self._started.append((run, results))
-        if self._started and (not run or len(self._started) > self._runner.ahead):
+        if self._started and (not run or len(self._started) > self.runner.ahead):
             self._collect(*self._started.popleft())
 
     def _collect(self, run: PlannedRun, results: Results) -> None:

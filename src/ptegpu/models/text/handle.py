@@ -96,38 +96,31 @@ class Handle(Iterator[Piece]):
         if generation.finish_reason is not None:
             return
         if token is not None or reason == "stop":
-            self._count_time()
+            now, timings, count = time.perf_counter(), generation.timings, len(generation.tokens)
+            if count:
+                timings.decode_tokens, timings.decode_s = count, timings.decode_s + now - self.since
+            else:
+                reused = timings.reused_tokens = self.request.reused
+                timings.prefill_tokens, timings.prefill_s = len(self.request.prompt) - reused, now - self.since
+            self.since = now
         if token is not None:
             generation.tokens.append(token)
             generation.logprobs.append(logprob)
-            text = self._add(self._detokenizer.push(token)) if self._detokenizer else ""
+            text = self._stops.push(self._detokenizer.push(token)) if self._detokenizer else ""
+            generation.text += text
             self.send(Piece(text, token, logprob, self._bytes_of(token) if self._bytes_of else None))
             if self._stops.stopped:
                 reason = "stop"
         if reason == "failed":
             self.send(not_finite(len(self.request.tokens) - 1))
         elif reason is not None:
-            if self._detokenizer and (rest := self._add(self._detokenizer.finish(), last=True)):
+            rest = self._stops.push(self._detokenizer.finish()) + self._stops.finish() if self._detokenizer else ""
+            generation.text += rest
+            if rest:
                 self.send(Piece(rest))
             generation.finish_reason = reason
             count, reused = len(generation.tokens), generation.timings.reused_tokens
             self.send(Finished(reason, len(generation.prompt_tokens), count, reused))
-
-    def _add(self, text: str, last: bool = False) -> str:
-        text = self._stops.push(text) + (self._stops.finish() if last else "")
-        self.generation.text += text
-        return text
-
-    def _count_time(self) -> None:
-        now, timings = time.perf_counter(), self.generation.timings
-        if self.generation.tokens:
-            timings.decode_tokens = len(self.generation.tokens)
-            timings.decode_s += now - self.since
-        else:
-            timings.reused_tokens = self.request.reused
-            timings.prefill_tokens = len(self.request.prompt) - self.request.reused
-            timings.prefill_s = now - self.since
-        self.since = now
 
 
 class Stream(Iterator[str]):

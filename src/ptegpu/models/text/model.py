@@ -110,7 +110,7 @@ class LanguageModel(Prompts):
         engine = self._batch_engine() if len(tokens) > 1 else None
         if engine is None:
             return [self.generate(prompt, **options) for prompt in tokens]
-        handles = [engine.submit(self.request(prompt, options)) for prompt in tokens]
+        handles = [engine.enqueue(self.request(prompt, options)) for prompt in tokens]
         try:
             return [handle.wait() for handle in handles]
         except BaseException:

@@ -101,22 +101,21 @@ class SequentialRunner:
             if request.cancelled:
                 return 0, 0.0
             if self._ahead and self._owner is request:
-                reused, call = len(self._cached), self._ahead.popleft()
+                call = self._ahead.popleft()
                 self._cached.append(tokens[-1])
             else:
                 self._forget_ahead()
                 if self._owner is not request:
                     self._keep(tokens[:-1])
                     self._owner = request
-                reused = len(self._cached)
+                if not step:
+                    request.reused = len(self._cached)
                 self._prefill(tokens, self.chunk, request)
                 if request.cancelled:
                     return 0, 0.0
                 rest = tokens[len(self._cached) :]
                 call = self._start(request, self._ids(rest), len(self._cached), step)
                 self._cached.extend(rest)
-            if not step:
-                request.reused = reused
             if len(self._ahead) < min(request.lookahead, step + 1) and self.method.in_one_plan:
                 self._run_ahead(request, call, step + 1)
             results = call.result()

@@ -140,9 +140,7 @@ class Predictor:
             outputs = self._run([np.concatenate([c, np.repeat(c[-1:], size - rows, 0)]) for c in columns])
         for value, (name, spec) in zip(outputs, self._outputs):
             if name is not None and np.shape(value)[:1] != (expected,):
-                shape = (
-                    f"{spec.name} of {self._method.name} has shape {[*np.shape(value)]}, and not one of {expected} rows"
-                )
+                shape = f"{spec.name} of {self._method.name} has shape {[*np.shape(value)]}, not {expected} rows"
                 raise InvalidInput(f"{shape}: leave it out, with None in place of {name!r} in outputs=")
         return [np.asarray(value)[:rows] for value in outputs]
 
