@@ -227,7 +227,7 @@ class WorkerPool:
             worker.close()
 
     def _least_loaded(self) -> Worker:
-        """Return the worker with the fewest requests, of those that accept any."""
+        """Return the ready worker with the fewest requests."""
         ready = [w for w in self._workers if w.ready is not None]
         if not ready:
             raise lost()

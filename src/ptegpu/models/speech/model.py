@@ -60,7 +60,7 @@ def check_shapes(file: File, card: Speech) -> None:
 
 @dataclass(slots=True)
 class _Decoding:
-    """How windows are decoded. The first one detects the language if it is None."""
+    """The options for decoding windows. The first window detects the language if it is None."""
 
     language: int | None  # its token
     task: str

@@ -34,7 +34,7 @@ QUEUE = 256
 
 
 class BatchOptions(GenerationOptions, total=False):
-    """How to generate, and when."""
+    """Options of generation, with a deadline and an owner."""
 
     timeout: float  # seconds; a request that is not finished by then ends with "deadline"
     owner: str  # owners take turns: many requests of one do not delay those of others

@@ -52,19 +52,19 @@ def plans(file: Program, card: Card) -> Additions:
     return Additions({GENERATE: points_of(signature)}, {GENERATE: (METHOD, sampling_of(signature))})
 
 
-def serving_plans(file: Program, card: Card, many: Many, targets: Sequence[Target]) -> Additions:
+def serving_plans(file: Program, card: Card, sizes: Many, targets: Sequence[Target]) -> Additions:
     """Return the methods that generate text, for one sequence and for several, and their sizes."""
     signature, single = read_signature(file, card), plans(file, card)
     check_chunk(signature)
-    rows = min(many.rows, signature.chunk)
-    sequences = min(many.sequences, rows)
+    rows = min(sizes.rows, signature.chunk)
+    sequences = min(sizes.sequences, rows)
     limit = min(min(t.max_binding_bytes, t.max_buffer_bytes) for t in targets)
     half = any(t.cache == "f16" for t in targets)
     pages = 0
 
-    def count(sizes: Sequence[int]) -> int:
+    def count(page_sizes: Sequence[int]) -> int:
         nonlocal pages
-        pages = pages_of(signature, sequences, sizes, many.memory, limit, half)
+        pages = pages_of(signature, sequences, page_sizes, sizes.memory, limit, half)
         return pages
 
     def limits(tail: Tail) -> None:
@@ -81,9 +81,9 @@ def points_of(signature: Signature) -> Sequence[Mapping[str, int]]:
     lengths = range(1, signature.chunk + 1)
 
     def point(length: int, targets: int, flags: int) -> dict[str, int]:
-        seen = words if flags & PENALTY else 1
+        seen_words = words if flags & PENALTY else 1
         rows = {"input 2[1]": length, "input 3[1]": length} if signature.pictures else {}
-        return rows | {"input 0[1]": length, "targets[1]": targets, "how": flags, "seen[0]": seen}
+        return rows | {"input 0[1]": length, "targets[1]": targets, "how": flags, "seen[0]": seen_words}
 
     points = [point(n, 0, flags) for n in (1, 2, signature.chunk) for flags in MODES if n <= signature.chunk]
     points += [point(n, 0, 1) for n in lengths] + [point(n, 0, 0) for n in lengths]
@@ -100,7 +100,7 @@ def serving_points(signature: Signature, rows: int, sequences: int) -> list[dict
         counts = {f"{name}[0]": sampled for name in ("wanted", "settings", "seen")}
         return {"input 0[1]": n, "rows[0]": n, "seen[1]": words, **counts}
 
-    return [point(n, sampled, seen) for seen in (0, words) for n, sampled in sizes]
+    return [point(n, sampled, seen_words) for seen_words in (0, words) for n, sampled in sizes]
 
 
 def check_chunk(signature: Signature) -> None:

@@ -1,8 +1,8 @@
 """The text engine: runs requests on a runner, token by token, and sends each what it gave.
 
 Requests get their tokens in one of two ways. Those in the queue belong to the scheduler, and a thread of the engine
-plans their runs. An attached one is computed by whoever iterates over its handle, without a queue and a thread; only
-the runner for one sequence offers that. The GPU always has the next run before the host knows the results of the last
+plans their runs. An attached one is computed by the thread that iterates over its handle, without a queue; only the
+runner for one sequence offers that. The GPU always has the next run before the host knows the results of the last
 one, so it does not wait for text, requests and plans.
 """
 
@@ -85,7 +85,7 @@ class TextEngine:
         return handle
 
     def attach(self, handle: Handle) -> Handle:
-        """Let whoever iterates over a handle compute its request. Requests may take turns, token by token."""
+        """Compute a request in the thread that iterates over its handle. Requests may take turns, token by token."""
         handle.advance = self._advance
         if not handle.request.max_tokens:
             handle.accept(None, 0.0, "length")

@@ -1,4 +1,4 @@
-"""What a prompt gave: text, tokens, why it ended, and how long it took."""
+"""The result of a prompt: text, tokens, the reason for its end, and timings."""
 
 from __future__ import annotations
 

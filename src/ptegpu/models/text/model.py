@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ..template import Message
     from .chat import Conversation
 
-LOOKAHEAD = 4  # decode steps in one submit, where nobody waits for each token
+LOOKAHEAD = 4  # decode steps in one submit, if the caller waits for the end only
 BATCH_SEQUENCES = 16  # of `generate_batch`, at once
 
 

@@ -100,10 +100,12 @@ class PagedRunner:
                 self._tables[request.slot, : len(request.pages)] = request.pages
         count = len(run.sample_rows)
         sampled = ((request.sampler, step, request.tokens) for request, step in zip(run.sample_requests, run.steps))
-        settings, seen = row_operands(sampled, self._signature.vocabulary)
+        settings, seen_bits = row_operands(sampled, self._signature.vocabulary)
         sample_rows = np.array(run.sample_rows or [0], np.int32)  # one at least
         tokens = np.array([run.tokens], self._signature.tokens.numpy)
-        call = start(self.method, [tokens, np.array(run.rows, np.int32), self._tables, sample_rows, settings, seen])
+        call = start(
+            self.method, [tokens, np.array(run.rows, np.int32), self._tables, sample_rows, settings, seen_bits]
+        )
 
         def results() -> tuple[list[int], list[float]]:
             tokens, logprobs = call.result()[:2]

@@ -1,7 +1,7 @@
-"""The pages of a key-value cache: reference counts, and which pages hold the beginnings of known texts.
+"""The pages of a key-value cache: reference counts, and which pages hold the beginnings of earlier texts.
 
 A page holds the keys and values of `size` tokens. A full page is registered under its tokens and the page before it, so
-texts that begin alike share pages, which nobody writes again. A page without references stays registered until its
+texts that begin alike share pages, which are never written again. A page without references stays registered until its
 memory is needed; the one released first is reused first. A text references all its pages and releases them from the
 last to the first, so no page is reused before those that follow it: a registered page always follows a registered page.
 """

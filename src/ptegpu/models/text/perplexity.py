@@ -29,7 +29,7 @@ class ScoredWindow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """The mean negative log-probability of a text's tokens, and what follows from it."""
+    """The mean negative log-probability of a text's tokens, and figures derived from it."""
 
     tokens: int
     scored: int  # all but the first

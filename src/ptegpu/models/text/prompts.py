@@ -30,7 +30,7 @@ class PromptTooLong(InvalidInput):
 
 
 class GenerationOptions(TypedDict, total=False):
-    """How to generate; see `Sampling` for the settings that choose tokens."""
+    """Options of generation; see `Sampling` for the settings that choose tokens."""
 
     max_tokens: int  # 256
     temperature: float  # 0: greedy
@@ -69,7 +69,7 @@ class Prompts:
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer; if there is none, InvalidInput names the files that were looked for."""
+        """The tokenizer; without one, InvalidInput names the files that were searched for."""
         if self._tokenizer is None:
             self._tokenizer = find_tokenizer(self._path, self._tokenizer_path)
         return self._tokenizer
@@ -88,7 +88,7 @@ class Prompts:
         return frozenset((*self.signature.eos, *(() if eos is None else (eos,))))
 
     def encode(self, prompt: Prompt) -> list[int]:
-        """Return the tokens of a prompt; raise InvalidInput if there are none, or too many, or unknown ones."""
+        """Return the tokens of a prompt; raise InvalidInput for no tokens, too many, or unknown ones."""
         tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else [int(t) for t in prompt]
         vocabulary, context = self.signature.vocabulary, self.signature.context
         if not tokens:

@@ -85,9 +85,9 @@ class Sampler:
     def operands(self, step: int, text: Sequence[int]) -> tuple[np.ndarray, np.ndarray, int]:
         """Return settings, seen tokens and flags, for the token after `text`, the `step`-th that is generated."""
         words = np.frombuffer(self._constant + pack_step(step), np.int32)
-        return words, self.seen(text) if self.penalises else self._bits, self.flags
+        return words, self.seen_bits(text) if self.penalises else self._bits, self.flags
 
-    def seen(self, text: Sequence[int]) -> np.ndarray:
+    def seen_bits(self, text: Sequence[int]) -> np.ndarray:
         """Return the bits of all tokens of a text, which only grows between calls. Rows of pictures have none."""
         if self.penalises:
             bits = self._bits.view(np.uint32)
@@ -110,11 +110,11 @@ def row_operands(rows: Iterable[tuple[Sampler, int, Sequence[int]]], vocabulary:
     settings = np.frombuffer(b"".join(s.sampling.row(step) for s, step, _ in rows) or UNUSED, np.int32)
     settings = settings.reshape(max(1, len(rows)), -1)
     penalised = any(sampler.penalises for sampler, _, _ in rows)
-    seen = np.zeros((len(settings), words_of(vocabulary) if penalised else 0), np.int32)
+    bits = np.zeros((len(settings), words_of(vocabulary) if penalised else 0), np.int32)
     for k, (sampler, _, text) in enumerate(rows):
         if sampler.penalises:
-            seen[k] = sampler.seen(text)
-    return settings, seen
+            bits[k] = sampler.seen_bits(text)
+    return settings, bits
 
 
 def _check(name: str, value: float, low: float, high: float, expected: str, *, above: bool = False) -> None:

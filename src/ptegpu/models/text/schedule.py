@@ -48,11 +48,11 @@ class TextRequest:
     deadline: float = math.inf
     owner: str = ""  # owners take turns
     caller: Any = None  # whatever events go to
-    lookahead: int = 1  # steps that may be submitted at once, where nobody waits for each token
+    lookahead: int = 1  # steps in one submit, if the caller waits for the end only
     cancelled: bool = False  # set by any thread, or by a signal handler
 
     state: State = field(default="new", init=False)
-    tokens: list[int] = field(default_factory=list, init=False)  # the prompt and what was generated
+    tokens: list[int] = field(default_factory=list, init=False)  # the prompt and the generated ones
     pending: int = field(default=0, init=False)  # tokens beyond these that started runs will give
     computed: int = field(default=0, init=False)  # tokens whose keys and values are in pages, after the planned runs
     reused: int = field(default=0, init=False)  # tokens of the prompt that were in the cache at the start
@@ -198,7 +198,7 @@ class Scheduler:
         return events
 
     def _admit(self) -> TextRequest | None:
-        """Start the next waiting request, with a slot and pages for its tokens; None if there is no room.
+        """Start the next waiting request, with a slot and pages for its tokens; None without enough room.
 
         One page is left for each running request, or the new one would soon be preempted.
         """
@@ -221,18 +221,18 @@ class Scheduler:
 
     def _add_rows(self, run: PlannedRun, request: TextRequest, room: int) -> int:
         """Add rows for a request's remaining tokens, at most `room`; return their number."""
-        first, known, size = request.computed, len(request.tokens), self.pages.size
-        length = known + request.pending
+        first, count, size = request.computed, len(request.tokens), self.pages.size
+        length = count + request.pending
         end = request.computed = min(first + room, length)
         run.requests.append(request)
-        run.tokens += request.tokens[first:end] if first < known else [LATEST]
+        run.tokens += request.tokens[first:end] if first < count else [LATEST]
         run.rows += [(request.slot, position) for position in range(first, end)]
         if end == length:
             run.sample_rows.append(len(run.rows) - 1)
             run.sample_requests.append(request)
             run.steps.append(length - len(request.prompt))
             request.pending += 1
-        for k in range(first // size, min(end, known) // size):  # full with this run
+        for k in range(first // size, min(end, count) // size):  # full with this run
             self.pages.register(request.pages[k], *self._key(request, k))
         return end - first
 

@@ -1,6 +1,6 @@
 """The runner for one sequence: a program with a cache of its own, whose tokens are known one by one.
 
-A prompt that begins with what is in the cache runs only the rest: the next turn of a chat, or the same prompt again.
+A prompt that begins with the cached tokens runs only the rest: the next turn of a chat, or the same prompt again.
 The result is the same as from an empty cache. Requests may take turns with every token; each turn of another request
 computes what the cache lacks.
 """

@@ -36,7 +36,7 @@ class Signature:
 
 
 def read_signature(program: Program, card: Card) -> Signature:
-    """Return the signature of a language model; raise UnsupportedProgram, with what is missing, for other programs."""
+    """Return the signature of a language model; raise UnsupportedProgram, with the reason, for other programs."""
     name = program.path or "the program"
     methods = {m.name: m for m in program.methods}
     if METHOD not in methods:
