@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ...errors import UnsupportedProgram
 from ...format import Program
-from ...kernels.attention import PAGE
 from ...plan import Bundle, Var
 from ...sampling import MODES, PENALTY, words_of
 from ..card import Card
@@ -125,6 +124,8 @@ def bundle_limits(bundle: Bundle) -> tuple[int, int, int]:
 
 def width_of(signature: Signature) -> int:
     """Return the pages of a full context."""
+    from ...kernels.attention import PAGE
+
     return -(-signature.context // PAGE)
 
 

@@ -16,7 +16,6 @@ from ..kinds import LANGUAGE
 from .engine import TextEngine
 from .generation import Generation
 from .handle import Stream
-from .paged import PagedRunner
 from .pictures import Picture, Pictures
 from .prompts import GenerationOptions, Prompt, Prompts
 from .sequential import SequentialRunner
@@ -154,6 +153,8 @@ class LanguageModel(Prompts):
 
     def _batch_engine(self) -> TextEngine | None:
         """Return the engine for several sequences; None if the program cannot serve them."""
+        from .paged import PagedRunner
+
         with self._lock:
             if self._batch is None and self._batch_source is not None:
                 source, data = self._batch_source

@@ -55,12 +55,12 @@ class SequentialRunner:
         self.signature = signature
         points = points_of(signature)
         step = [p for p in points if p["how"] == GREEDY][:1]  # a token of greedy decoding
-        method, planned = METHOD, {"append": {METHOD: sampling_of(signature)}, "points": {METHOD: points}}
-        if source.bundle is not None:
-            method, planned = GENERATE, {}
-            if GENERATE not in source.bundle.methods[0]:
-                where = source.path or "the bundle"
-                raise InvalidInput(f"{where} has no method {GENERATE!r}: make it with `ptegpu compile`")
+        method, planned = GENERATE, dict[str, Any]()
+        if source.bundle is None:
+            method, planned = METHOD, {"append": {METHOD: sampling_of(signature)}, "points": {METHOD: points}}
+        elif GENERATE not in source.bundle.methods[0]:
+            where = source.path or "the bundle"
+            raise InvalidInput(f"{where} has no method {GENERATE!r}: make it with `ptegpu compile`")
         methods = [method, VISION] if signature.pictures else [method]
         self.program = open_program(
             source.program, options, data, methods=methods, first={method: step}, **planned  # type: ignore[arg-type]
