@@ -77,7 +77,9 @@ class Serving:
             Route("/v1/models/{name:path}", self._model),
             *(Route(path, _Endpoint(self, path, handler), methods=["POST"]) for path, handler in post.items()),
         ]
-        self.app = Starlette(routes=routes, exception_handlers={HTTPException: _http_error, ApiError: _api_error})
+        self.app = Starlette(
+            routes=routes, exception_handlers=dict.fromkeys((HTTPException, ApiError), _error_response)
+        )
 
     def drain(self) -> None:
         """Refuse new requests; running ones have the seconds that the limits give them."""
@@ -90,9 +92,8 @@ class Serving:
         """Authenticate a request; return its owner or raise ApiError."""
         owner = self.keys.owner(request.headers.get("authorization"))
         if owner is None:
-            raise ApiError(
-                401, "a valid API key is needed: send the header Authorization: Bearer KEY", "invalid_api_key"
-            )
+            missing = "a valid API key is needed: send the header Authorization: Bearer KEY"
+            raise ApiError(401, missing, "invalid_api_key")
         return owner or (request.client.host if request.client else "")
 
     async def within_limits(self, work: Coroutine[Any, Any, None]) -> None:
@@ -390,12 +391,9 @@ def _json(body: Any) -> bytes:
     return json.dumps(body, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode("utf-8", "replace")
 
 
-async def _http_error(request: Request, e: Exception) -> Response:
-    assert isinstance(e, HTTPException)
-    messages = {404: f"there is no {request.url.path[:200]} here", 405: f"{request.method} is not possible here"}
-    return await _api_error(request, ApiError(e.status_code, messages.get(e.status_code, str(e.detail))))
-
-
-async def _api_error(request: Request, e: Exception) -> Response:
+async def _error_response(request: Request, e: Exception) -> Response:
+    if isinstance(e, HTTPException):
+        messages = {404: f"there is no {request.url.path[:200]} here", 405: f"{request.method} is not possible here"}
+        e = ApiError(e.status_code, messages.get(e.status_code, str(e.detail)))
     assert isinstance(e, ApiError)
     return JSONResponse(e.body, e.status, e.headers)
