@@ -328,6 +328,13 @@ def test_cancelling_between_tokens_and_within_a_prompt(model: LanguageModel) -> 
     assert whole.tokens == model.generate(PROMPT, max_tokens=20, **FREE).tokens
 
 
+def test_a_stream_that_is_cancelled_at_once_runs_nothing(model: LanguageModel) -> None:
+    stream = model.stream(PROMPT, max_tokens=5)
+    stream.cancel()
+    assert [] == list(stream)
+    assert ("cancelled", [], ()) == (stream.generation.finish_reason, stream.generation.tokens, model.cached)
+
+
 def test_nothing_is_generated_where_nothing_is_asked(model: LanguageModel) -> None:
     made = model.generate(PROMPT, max_tokens=0)
     assert ("", [], "length") == (made.text, made.tokens, made.finish_reason)
