@@ -21,6 +21,7 @@ from ptegpu.gpu import Counters, Session, SharedConstants
 from ptegpu.gpu.loaded import CombinedLaunches
 from ptegpu.models.text import LanguageModel
 from ptegpu.models.text.batch import BatchEngine
+from ptegpu.models.text.sampling import NO_SAMPLING
 from ptegpu.plan.method import CompiledMethod, Run, Var
 from ptegpu.plan.plan import Binding, Buffer, Dispatch, Kernel, Plan, Port, fixed
 from ptegpu.runtime.method import MethodRunner
@@ -281,19 +282,19 @@ def measured_lengths(bench: Bench, way: Way) -> tuple[list[float], list[float], 
     """Return the seconds of prompts of new lengths, those of the same lengths again, and a note."""
     with LanguageModel(str(DEMO), **bench.options(way)) as model:
         model.program.prepare()
-        forward, device, nothing = model._forward, model.program.device, np.zeros((1, 0), np.int32)
+        runner, device = model.runner, model.program.device
 
         def call(length: int) -> float:
             tokens = np.ones((1, length), model.signature.tokens.numpy)
-            arguments = model._arguments(tokens, 0, None, 0, None, nothing)
+            arguments = runner.arguments(tokens, 0, NO_SAMPLING)
             device.wait()
             start = time.perf_counter()
-            run = forward.start(arguments)
+            run = runner.method.start(arguments)
             host = time.perf_counter() - start
             run.result()
             return host
 
-        longest = min(model.chunk, 250)
+        longest = min(runner.chunk, 250)
         for length in (longest, 2, longest):
             call(length)
         before = device.counters.snapshot()

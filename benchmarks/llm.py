@@ -22,7 +22,7 @@ import numpy as np
 from ptegpu.format import read_program
 from ptegpu.format.delegate import BlobGraph, BlobTensor, read_delegate
 from ptegpu.models.text import LanguageModel
-from ptegpu.models.text.sampling import Sampling
+from ptegpu.models.text.sampling import Sampler, Sampling
 
 from . import programs
 from .harness import COMPILED, Bench, Row, Way
@@ -276,10 +276,9 @@ def model_of(bench: Bench, way: Way) -> LanguageModel:
 
 def profiled(bench: Bench, model: LanguageModel, tokens: np.ndarray, position: int) -> dict[str, Any]:
     """Profile one call with greedy sampling."""
-    nothing = np.zeros((1, 0), np.int32)
     batch = tokens[None].astype(model.signature.tokens.numpy)
-    arguments = model._arguments(batch, position, Sampling(temperature=0), 0, None, nothing)
-    return bench.profiled(model._forward, arguments)
+    greedy = Sampler(Sampling(temperature=0), model.signature.vocabulary).operands(0, ())
+    return bench.profiled(model.runner.method, model.runner.arguments(batch, position, greedy))
 
 
 def decode(bench: Bench) -> Iterator[Row]:
@@ -338,12 +337,12 @@ def our_prefill(bench: Bench, way: Way, prompt: int) -> dict[str, Any]:
         model.reset()
         generation = model.generate(tokens.tolist(), max_tokens=1, stop_tokens=(), temperature=0)
         rates.append(generation.timings.prefill_rate)
-    figures = {"value": statistics.median(rates[1:]), "unit": "tok/s", "note": f"chunks of {model.chunk}"}
+    figures = {"value": statistics.median(rates[1:]), "unit": "tok/s", "note": f"chunks of {model.runner.chunk}"}
     expected = bench.shared(("reference", prompt), lambda: reference(bench, weights, prompt))
     if expected is not None:
         logprobs, spread = expected
         figures["error"] = abs(generation.logprobs[0] - float(logprobs[0, generation.tokens[0]])) / spread
-    return figures | (profiled(bench, model, tokens, 0) if prompt <= model.chunk else {})
+    return figures | (profiled(bench, model, tokens, 0) if prompt <= model.runner.chunk else {})
 
 
 # --- PyTorch

@@ -186,11 +186,7 @@ def difference(answer: Answer, other: Answer, exact: bool) -> str:
 def one_by_one(model: LanguageModel) -> Callable[[Ask], Answer]:
     def ask(request: Ask) -> Answer:
         answer = Answer(request, time.perf_counter())
-        stream = model.stream(request.prompt, max_tokens=request.max_tokens, stop_tokens=())
-        stream.together = 4  # no caller waits for each token
-        for _ in stream:
-            pass
-        generation = stream.generation
+        generation = model.generate(request.prompt, max_tokens=request.max_tokens, stop_tokens=())
         answer.tokens, answer.logprobs = generation.tokens, generation.logprobs
         first = time.perf_counter() - generation.timings.decode_s
         step = generation.timings.decode_s / max(1, len(generation.tokens) - 1)

@@ -16,7 +16,7 @@ from tests.test_layers import BLOCKER, SRC
 
 import ptegpu
 from ptegpu import Bundle
-from ptegpu.models.text.runners import bundle_limits
+from ptegpu.models.text.compiling import bundle_limits
 
 DEMO = Path(ptegpu.__file__).parent / "demo"
 FILES = ["--data", DATA / "dynamic-0.ptd", "--data", DATA / "dynamic-1.ptd"]

@@ -53,7 +53,7 @@ def loaded(folder: Path) -> Iterator[LanguageModel]:
 def model(loaded: LanguageModel) -> LanguageModel:
     """With an empty cache."""
     loaded.reset()
-    loaded.chunk = loaded.signature.chunk
+    loaded.runner.chunk = loaded.signature.chunk
     return loaded
 
 

@@ -50,7 +50,7 @@ def nothing_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
     if "engine" in request.fixturenames:
         many = request.getfixturevalue("engine")
-        wait_for(lambda: not many._scheduler.busy)
+        wait_for(lambda: not many.runner.scheduler.busy)
         stats = many.stats()
         assert (0, 0, 0, "") == (stats.queue, stats.running, stats.pages_used, stats.error)
 
@@ -231,7 +231,7 @@ def test_what_is_refused(engine: BatchEngine) -> None:
 def test_a_run_that_fails_ends_those_it_had(
     engine: BatchEngine, model: LanguageModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    start, calls = engine._runner.start, 0
+    start, calls = engine.runner.start, 0
 
     def broken(work: Any) -> Any:
         nonlocal calls
@@ -242,13 +242,13 @@ def test_a_run_that_fails_ends_those_it_had(
 
     def not_finite(work: Any) -> Any:
         results = start(work)
-        return lambda: (results()[0], [float("nan")] * len(work.wanted))
+        return lambda: (results()[0], [float("nan")] * len(work.sample_rows))
 
-    monkeypatch.setattr(engine._runner, "start", broken)
+    monkeypatch.setattr(engine.runner, "start", broken)
     with pytest.raises(ExecutionError, match="no luck"):
         engine.submit(TEXTS[0], {"max_tokens": 20, **FREE}).wait()  # type: ignore[typeddict-item]
     same(model.generate(TEXTS[0], max_tokens=5), engine.submit(TEXTS[0], {"max_tokens": 5}).wait())
-    monkeypatch.setattr(engine._runner, "start", not_finite)
+    monkeypatch.setattr(engine.runner, "start", not_finite)
     with pytest.raises(ExecutionError, match="the model's logits at position 1 are not finite numbers"):
         engine.submit([5, 6]).wait()
 
@@ -269,7 +269,7 @@ def test_a_lost_device_is_told_to_all_and_to_those_who_come_later(monkeypatch: p
         raise DeviceLost("it is gone")
 
     with BatchEngine(DEMO, sequences=2) as engine:
-        monkeypatch.setattr(engine._runner, "start", lost)
+        monkeypatch.setattr(engine.runner, "start", lost)
         with engine._wake:  # so that all are there before the first run
             handles = [engine.submit(text) for text in TEXTS]
         for handle in handles:
@@ -358,8 +358,8 @@ def test_a_batch_of_a_model_runs_at_once(model: LanguageModel) -> None:
         batch = model.generate_batch(TEXTS, max_tokens=12, temperature=0.9, seed=5)
     for text, made in zip(TEXTS, batch):
         same(model.generate(text, max_tokens=12, temperature=0.9, seed=5), made)
-    assert model._many is not None and not model._many.alone
-    plans = (model._forward.plans[0], model._many._runner._method.plans[0])  # type: ignore[attr-defined]
+    assert model._batch is not None
+    plans = (model.runner.method.plans[0], model._batch.runner.method.plans[0])  # type: ignore[attr-defined]
     mine, others = ({b.name: b.nbytes for b in plan.buffers if b.role == "constant"} for plan in plans)
     both = sum(size for name, size in others.items() if name in mine)
     assert both > 0.9 * sum(others.values())  # one copy of the weights serves both

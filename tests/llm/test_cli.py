@@ -18,7 +18,7 @@ from ptegpu.cli import main
 from ptegpu.cli.chat import HELP
 from ptegpu.cli.generate import interruptible
 from ptegpu.models.text import LanguageModel
-from ptegpu.models.text.generation import Stream
+from ptegpu.models.text.handle import Stream
 
 pytestmark = pytest.mark.torch
 Run = Callable[..., tuple[object, str, str]]
@@ -110,7 +110,7 @@ def test_a_missing_tokenizer_is_reported_before_anything_is_planned(
         raise AssertionError("it is loaded")
 
     for name in (
-        "ptegpu.models.text.model.open_program",
+        "ptegpu.models.text.sequential.open_program",
         "ptegpu.models.checkpoints._export",
         "ptegpu.serve.models.BatchEngine",
     ):

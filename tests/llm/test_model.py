@@ -44,7 +44,7 @@ def test_prefill_in_chunks_gives_what_pytorch_gives(
 ) -> None:
     ids = text.encode(PROMPT).ids
     assert len(ids) > 20
-    model.chunk = min(chunk, model.signature.chunk)
+    model.runner.chunk = min(chunk, model.signature.chunk)
     made = model.generate(PROMPT, max_tokens=25, **FREE)
     assert eager.greedy(ids, 25) == made.tokens
     assert "length" == made.finish_reason
@@ -114,7 +114,7 @@ def test_a_cache_in_half(folder: Path, model: LanguageModel) -> None:
         rounded = half.generate(PROMPT, max_tokens=20, **FREE)
         assert nbytes(model) == 2 * nbytes(half) > 0
         half.reset()
-        half.chunk = 3
+        half.runner.chunk = 3
         assert rounded.tokens == half.generate(PROMPT, max_tokens=20, **FREE).tokens
     assert made.tokens == rounded.tokens
     close(rounded.logprobs, made.logprobs, 1e-2)
@@ -191,7 +191,7 @@ def test_scores_are_those_of_pytorch(
 
 def test_logits_of_every_position_serve_generation(every: LanguageModel, eager: TinyLM) -> None:
     ids = list(range(10, 70))
-    assert every.signature.every and every.chunk == 40
+    assert every.signature.every and every.runner.chunk == 40
     assert eager.greedy(ids, 10) == every.generate(ids, max_tokens=10, **FREE).tokens
 
 
@@ -308,7 +308,7 @@ def test_cancelling_between_tokens_and_within_a_prompt(model: LanguageModel) -> 
     assert whole.text.startswith(first + "".join(rest))
     assert len(stream.generation.tokens) < 20
     model.reset()
-    model.chunk = 4
+    model.runner.chunk = 4
     runs = 0
 
     def counted(*args: object) -> object:
@@ -318,14 +318,21 @@ def test_cancelling_between_tokens_and_within_a_prompt(model: LanguageModel) -> 
             early.cancel()
         return forward(*args)
 
-    forward, early = model._forward, model.stream(PROMPT, max_tokens=5)
-    model._forward = counted  # type: ignore[assignment]
+    forward, early = model.runner.method, model.stream(PROMPT, max_tokens=5)
+    model.runner.method = counted  # type: ignore[assignment]
     try:
         assert [] == list(early)
     finally:
-        model._forward = forward
+        model.runner.method = forward
     assert ("cancelled", 12) == (early.generation.finish_reason, len(model.cached))
     assert whole.tokens == model.generate(PROMPT, max_tokens=20, **FREE).tokens
+
+
+def test_a_stream_that_is_cancelled_at_once_runs_nothing(model: LanguageModel) -> None:
+    stream = model.stream(PROMPT, max_tokens=5)
+    stream.cancel()
+    assert [] == list(stream)
+    assert ("cancelled", [], ()) == (stream.generation.finish_reason, stream.generation.tokens, model.cached)
 
 
 def test_nothing_is_generated_where_nothing_is_asked(model: LanguageModel) -> None:
@@ -388,8 +395,8 @@ def test_logits_that_are_no_numbers(model: LanguageModel) -> None:
             return [np.zeros((1, 1), np.int32), np.full(1, np.nan, np.float32), np.empty((1, 0))]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(model, "_start", lambda *args: Run())
-        patch.setattr(model, "_can_run_ahead", lambda sampling: False)
+        patch.setattr(model.runner, "_start", lambda *args: Run())
+        patch.setattr(model.runner, "_run_ahead", lambda *args: None)
         said = refused(ExecutionError, model.generate, [5, 6])
     assert "the model's logits at position 1 are not finite numbers" == said
 

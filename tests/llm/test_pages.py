@@ -32,18 +32,18 @@ def begin(pages: Pages, tokens: list[int]) -> Text | None:
     if count - text.full > pages.available:
         pages.release(text.pages)
         return None
-    text.pages += [pages.take() for _ in range(count - text.full)]
+    text.pages += [pages.allocate() for _ in range(count - text.full)]
     return text
 
 
 def check(pages: Pages, texts: list[Text]) -> None:
     holders = Counter(page for text in texts for page in text.pages)
-    assert [holders[page] for page in range(pages.count)] == pages._holders
+    assert [holders[page] for page in range(pages.count)] == pages._references
     assert len(holders) == pages.used == pages.count - pages.available
     free, idle = set(pages._free), set(pages._idle)
     assert len(free) == len(pages._free) and not free & idle and not (free | idle) & set(holders)
-    assert pages._known == {key: page for page, key in pages._keys.items()}
-    assert all(before < 0 or before in pages._keys for before, _ in pages._known)
+    assert pages._registered == {key: page for page, key in pages._keys.items()}
+    assert all(before < 0 or before in pages._keys for before, _ in pages._registered)
     for text in texts:
         for k, page in enumerate(text.pages):
             assert holders[page] == 1 or page in pages._keys  # what others hold is known
@@ -72,15 +72,15 @@ def test_no_page_is_lost_or_shared_wrongly(count: int, steps: list[tuple[str, in
             pages.release(chosen.pages)
         elif chosen:
             for k in range(chosen.full, len(chosen.pages)):
-                pages.know(chosen.pages[k], *chosen.key(k))
+                pages.register(chosen.pages[k], *chosen.key(k))
             for k in range(chosen.full, len(chosen.pages) if what == "settle" else 0):
-                chosen.pages[k] = pages.settle(chosen.pages[k], *chosen.key(k))
+                chosen.pages[k] = pages.deduplicate(chosen.pages[k], *chosen.key(k))
                 chosen.full = k + 1
         check(pages, texts)
     for text in texts:
         pages.release(text.pages)
     assert (0, count) == (pages.used, pages.available)
-    assert sorted(pages.take() for _ in range(count)) == list(range(count))
+    assert sorted(pages.allocate() for _ in range(count)) == list(range(count))
 
 
 def test_texts_that_begin_alike_share_pages_also_when_nobody_holds_them() -> None:
@@ -88,7 +88,7 @@ def test_texts_that_begin_alike_share_pages_also_when_nobody_holds_them() -> Non
     first = begin(pages, [1, 2, 3, 4])
     assert first is not None
     for k in range(2):
-        assert first.pages[k] == pages.settle(first.pages[k], *first.key(k))
+        assert first.pages[k] == pages.deduplicate(first.pages[k], *first.key(k))
     pages.release(first.pages)
     assert (0, 4) == (pages.used, pages.available)
     second = begin(pages, [1, 2, 5, 6])
@@ -99,10 +99,10 @@ def test_texts_that_begin_alike_share_pages_also_when_nobody_holds_them() -> Non
 
 def test_of_equal_pages_one_is_kept() -> None:
     pages = Pages(4, SIZE)
-    one, other = pages.take(), pages.take()
-    assert one == pages.settle(one, -1, [1, 2])
-    pages.know(other, -1, [1, 2])
-    assert one == pages.settle(other, -1, [1, 2])
+    one, other = pages.allocate(), pages.allocate()
+    assert one == pages.deduplicate(one, -1, [1, 2])
+    pages.register(other, -1, [1, 2])
+    assert one == pages.deduplicate(other, -1, [1, 2])
     assert (1, 3) == (pages.used, pages.available)
 
 
@@ -112,7 +112,7 @@ def test_what_was_let_go_first_goes_first_and_from_its_end() -> None:
     for text in texts:
         assert text is not None
         for k in range(2):
-            pages.settle(text.pages[k], *text.key(k))
+            pages.deduplicate(text.pages[k], *text.key(k))
         pages.release(text.pages)
     left, right = (text.pages for text in texts if text)
-    assert [left[1], left[0], right[1], right[0]] == [pages.take() for _ in range(4)]
+    assert [left[1], left[0], right[1], right[0]] == [pages.allocate() for _ in range(4)]

@@ -84,7 +84,7 @@ def logits_of(model: LanguageModel, tokens: list[int]) -> np.ndarray:
 def test_one_plan(exported: Exported[ModelSummary], model: LanguageModel) -> None:
     assert (2, ()) == (exported.lowered.partitions, exported.lowered.outside)
     assert exported.check and exported.check.difference < 1e-4
-    assert model._forward.in_one_plan and 1 == len(model.program.method("vision").plans)
+    assert model.runner.method.in_one_plan and 1 == len(model.program.method("vision").plans)
 
 
 @pytest.mark.parametrize("split", [False, True])
@@ -102,7 +102,7 @@ def test_as_transformers(reference: Any, model: LanguageModel, chunk: int | None
     tokens = model.encode(PROMPT, PICTURES[:1])
     logits, following = expected(reference, tokens, PICTURES[:1])
     close(logits_of(model, tokens), logits)
-    model.chunk = chunk or model.signature.chunk
+    model.runner.chunk = chunk or model.signature.chunk
     made = model.generate(PROMPT, pictures=PICTURES[:1], max_tokens=32, stop_tokens=[])
     assert following == made.tokens
     assert len(set(following)) > 10
@@ -118,7 +118,6 @@ def test_several_pictures(reference: Any, model: LanguageModel) -> None:
     )
     again = model.encode("<image> w7", PICTURES[2:3])
     assert set(again) - {*range(seeing.VOCAB)} < set(tokens), "a picture that is known has the ids that it had"
-    assert [t for t in tokens if t < seeing.VOCAB] == model._said(tokens)
 
 
 def test_chat(reference: Any, model: LanguageModel) -> None:

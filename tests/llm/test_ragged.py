@@ -50,7 +50,7 @@ class Rows:
         """Rows are (sequence, position, token); steps count each sequence's tokens."""
         tokens = np.array([[t for _, _, t in rows]], self.signature.tokens.numpy)
         where = np.array([[s, p] for s, p, _ in rows], np.int32).reshape(-1, 2)
-        words = [np.append(s.words(n), np.int32(s.how)) for s, n in zip(sampling, steps)]
+        words = [np.append(s.words(n), np.int32(s.flags)) for s, n in zip(sampling, steps)]
         settings = np.array(words, np.int32).reshape(len(wanted), 9)
         seen = np.zeros((len(wanted), 0), np.int32)
         found, chances = self.program(tokens, where, self.tables, np.array(wanted, np.int32), settings, seen)

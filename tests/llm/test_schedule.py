@@ -13,11 +13,13 @@ from hypothesis import strategies as st
 
 from ptegpu.errors import InvalidInput, QueueFull
 from ptegpu.models.text.pages import Pages
-from ptegpu.models.text.schedule import LATEST, Event, Request, Scheduler, Work
+from ptegpu.models.text.sampling import Sampler, Sampling
+from ptegpu.models.text.schedule import LATEST, Event, PlannedRun, Scheduler, TextRequest
 
 SIZE = 4
 VOCABULARY = 7
 END = 0
+FREE, PENALISED = Sampler(Sampling(seed=0), VOCABULARY), Sampler(Sampling(repeat_penalty=2.0, seed=0), VOCABULARY)
 
 
 def following(seed: int, tokens: Sequence[int]) -> tuple[int, float]:
@@ -26,7 +28,7 @@ def following(seed: int, tokens: Sequence[int]) -> tuple[int, float]:
     return drawn.randrange(VOCABULARY), drawn.random()
 
 
-def alone(request: Request, context: int) -> tuple[list[int], str]:
+def alone(request: TextRequest, context: int) -> tuple[list[int], str]:
     tokens: list[int] = []
     while len(tokens) < request.max_tokens and len(request.prompt) + len(tokens) <= context:
         token, _ = following(request.caller, [*request.prompt, *tokens])
@@ -46,13 +48,13 @@ class World:
         self.schedule = Scheduler(self.pages, context, sequences, rows, beside, limit)
         self.context, self.sequences, self.ahead = context, sequences, ahead
         self.memory: list[list[int | None]] = [[None] * SIZE for _ in range(pages)]
-        self.made: dict[Request, list[int]] = {}
-        self.ends: dict[Request, str] = {}
-        self.works: deque[tuple[Work, list[tuple[int, float]]]] = deque()  # on their way, with what they give
+        self.made: dict[TextRequest, list[int]] = {}
+        self.ends: dict[TextRequest, str] = {}
+        self.works: deque[tuple[PlannedRun, list[tuple[int, float]]]] = deque()  # on their way, with what they give
         self.latest = [LATEST] * sequences
         self.now, self.runs, self.useless = 0.0, 0, 0
 
-    def add(self, request: Request) -> None:
+    def add(self, request: TextRequest) -> None:
         full = len(self.schedule.waiting) >= self.schedule.limit
         try:
             self.schedule.add(request)
@@ -86,24 +88,24 @@ class World:
                 assert request.state == "ended"
 
     @property
-    def work(self) -> Work:
+    def work(self) -> PlannedRun:
         return self.works[-1][0]
 
     def plan(self) -> bool:
         """The next run, which takes place at once; what it gives is told later."""
         keys = dict(self.pages._keys)
-        writing = [r for r in self.schedule.running if self.schedule.writes(r)]
+        writing = [r for r in self.schedule.running if self.schedule.needs_one_row(r)]
         oldest = self.schedule.running[:1]
         work = self.schedule.plan()
         if work is None:
             assert self.works or not self.schedule.busy
             return False
-        assert all(r in work.requests or not self.schedule.writes(r) for r in oldest)  # the oldest goes on
+        assert all(r in work.requests or not self.schedule.needs_one_row(r) for r in oldest)  # the oldest goes on
         assert all(r in work.requests or r.state == "waiting" for r in writing)
         decoded = sum(r in writing for r in work.requests)
         assert len(work.rows) == len(work.tokens) <= self.schedule.rows
         assert len(work.requests) == len(set(work.requests)) <= self.sequences
-        assert not decoded or len(work.rows) - decoded <= self.schedule.beside
+        assert not decoded or len(work.rows) - decoded <= self.schedule.prefill_rows
         tables = {r.slot: r for r in work.requests}
         assert len(tables) == len(work.requests)
         texts: dict[int, list[int]] = {}
@@ -118,7 +120,7 @@ class World:
             self.memory[page][position % SIZE] = hash(tuple(text))  # as of a deep model
         assert all(len(texts[r.slot]) == r.computed for r in work.requests)
         results = []
-        for k, request, step in zip(work.wanted, work.whose, work.steps, strict=True):
+        for k, request, step in zip(work.sample_rows, work.sample_requests, work.steps, strict=True):
             slot, position = work.rows[k]
             text = texts[slot]
             assert tables[slot] is request and position + 1 == len(text) == len(request.prompt) + step
@@ -127,7 +129,7 @@ class World:
             assert read == [hash(tuple(text[: p + 1])) for p in range(position + 1)]
             results.append(following(request.caller, text))
             self.latest[slot] = results[-1][0]
-            assert step < request.max_tokens and not (request.waits and LATEST in work.tokens[k : k + 1])
+            assert step < request.max_tokens and not (request.sampler.penalises and LATEST in work.tokens[k : k + 1])
         self.works.append((work, results))
         self.runs += 1
         return True
@@ -154,7 +156,7 @@ class World:
         counts = [0] * self.pages.count
         for page in (page for r in running for page in r.pages):
             counts[page] += 1
-        assert counts == self.pages._holders
+        assert counts == self.pages._references
 
     def finish(self) -> None:
         """All that is left, which ends."""
@@ -174,7 +176,7 @@ class World:
 
 
 @st.composite
-def requests(draw: st.DrawFn, context: int) -> Request:
+def requests(draw: st.DrawFn, context: int) -> TextRequest:
     """Prompts begin alike, often."""
     length = draw(st.integers(1, context))
     same = draw(st.integers(0, length))
@@ -183,7 +185,8 @@ def requests(draw: st.DrawFn, context: int) -> Request:
     deadline = draw(st.sampled_from([math.inf, math.inf, 20.0, 3.0]))
     stops = draw(st.sampled_from([frozenset[int](), frozenset({END})]))
     owner, seed = draw(st.sampled_from("ab")), draw(st.integers(0, 2))
-    return Request(prompt, draw(st.integers(1, 12)), stops, deadline, owner, seed, draw(st.booleans()))
+    max_tokens, sampler = draw(st.integers(1, 12)), draw(st.sampled_from([FREE, PENALISED]))
+    return TextRequest(prompt, max_tokens, sampler, context, stops, deadline, owner, seed)
 
 
 @given(st.data())
@@ -228,8 +231,9 @@ def test_thousands_of_longer_histories() -> None:
                 deadline = world.now + drawn.randrange(1, 9) if drawn.random() < 0.2 else math.inf
                 stops = frozenset({END}) if drawn.random() < 0.5 else frozenset[int]()
                 owner = drawn.choice("abc")
-                seed_of_text, waits = drawn.randrange(3), drawn.random() < 0.2
-                world.add(Request(prompt, drawn.randrange(1, 40), stops, deadline, owner, seed_of_text, waits))
+                seed_of_text, sampler = drawn.randrange(3), PENALISED if drawn.random() < 0.2 else FREE
+                max_tokens = drawn.randrange(1, 40)
+                world.add(TextRequest(prompt, max_tokens, sampler, context, stops, deadline, owner, seed_of_text))
             elif what < 0.35:
                 world.cancel(drawn.randrange(99))
             elif what < 0.4:
@@ -244,8 +248,10 @@ def test_thousands_of_longer_histories() -> None:
     assert preempted > 500 and shared > 5000 and useless > 500
 
 
-def request(prompt: Sequence[int], max_tokens: int = 3, **more: object) -> Request:
-    return Request(prompt, max_tokens, caller=0, **more)  # type: ignore[arg-type]
+def request(
+    prompt: Sequence[int], max_tokens: int = 3, context: int = 64, sampler: Sampler = FREE, **more: object
+) -> TextRequest:
+    return TextRequest(prompt, max_tokens, sampler, context, caller=0, **more)  # type: ignore[arg-type]
 
 
 def test_texts_go_on_while_a_long_prompt_comes_in() -> None:
@@ -303,14 +309,14 @@ def test_nobody_waits_for_ever_for_those_who_come_later() -> None:
 
 def test_the_youngest_gives_way_and_comes_back() -> None:
     world = World(5, 20, 2, 8, 8, 9)
-    old, young = request([1, 2, 3], 15), request([4, 5, 6], 15)
+    old, young = request([1, 2, 3], 15, 20), request([4, 5, 6], 15, 20)
     world.add(old)
     world.add(young)
     while not young.preempted:
         world.plan()
         world.done()
     assert ("running", "waiting", []) == (old.state, young.state, young.pages)
-    assert young.written > 0
+    assert young.generated > 0
     world.finish()
     assert 0 == old.preempted
 
@@ -320,19 +326,19 @@ def test_the_next_run_begins_before_a_token_is_known() -> None:
     stops, goes_on, waits = (
         request([1, 2], 9, stop_tokens=frozenset({END})),
         request([3], 2),
-        request([4], 2, waits=True),
+        request([4], 2, sampler=PENALISED),
     )
     for asked in (stops, goes_on, waits):
         schedule.add(asked)
     first, second = schedule.plan(), schedule.plan()
     assert first is not None and second is not None
     assert [1, 2, 3, 4] == first.tokens
-    assert ([LATEST, LATEST], [stops, goes_on], [1, 1]) == (second.tokens, second.whose, second.steps)
+    assert ([LATEST, LATEST], [stops, goes_on], [1, 1]) == (second.tokens, second.sample_requests, second.steps)
     chances = [0.5] * 3
     told = [Event(stops, reason="stop"), Event(goes_on, 5, 0.5), Event(waits, 6, 0.5)]
     assert told == schedule.done(first, [END, 5, 6], chances)
     third = schedule.plan()
-    assert third is not None and ([6], [waits]) == (third.tokens, third.whose)  # the other has all that it wants
+    assert third is not None and ([6], [waits]) == (third.tokens, third.sample_requests)  # the other one is complete
     assert [Event(goes_on, 8, 0.5, "length")] == schedule.done(second, [7, 8], chances[:2])
     assert [Event(waits, 9, 0.5, "length")] == schedule.done(third, [9], chances[:1])
     assert not schedule.busy and 0 == schedule.pages.used

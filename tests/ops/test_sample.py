@@ -30,7 +30,7 @@ def run(logits: np.ndarray, sampling: Sampling, step: int = 0, seen: np.ndarray 
     graph.inputs = [Tensor(f"in{k}", DType.of(a.dtype), a.shape, "input") for k, a in enumerate(given)]
     outs = (Tensor("token", DType.I32, (1,)), Tensor("logprob", DType.F32, (1,)))
     definition = REGISTRY["ptegpu.sample.default"]
-    graph.nodes = [Node(definition, (*graph.inputs, sampling.how if how is None else how), outs, "sample")]
+    graph.nodes = [Node(definition, (*graph.inputs, sampling.flags if how is None else how), outs, "sample")]
     graph.outputs = list(outs)
     adapter = replace(gpu.target, **{"device_class": CLASSES["discrete"], **target})
     token, logprob = run_plan(plan_of(graph, adapter), given, gpu)
@@ -265,7 +265,7 @@ def test_no_tokens_no_scores() -> None:
 def run_rows(logits: np.ndarray, settings: list[Sampling], seen: np.ndarray, features: dict | None = None,
              **target: int) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
     gpu = device(**(features or {}))
-    words = np.stack([np.append(s.words(k), np.int32(s.how)) for k, s in enumerate(settings)])
+    words = np.stack([np.append(s.words(k), np.int32(s.flags)) for k, s in enumerate(settings)])
     marks = np.stack([bits(row) for row in seen]) if seen.size else np.zeros((len(settings), 0), np.int32)
     given = [logits, words.astype(np.int32), marks]
     graph = Graph("sample")

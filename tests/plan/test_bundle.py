@@ -272,7 +272,7 @@ def test_the_blocker_blocks(name: str) -> None:
 def test_a_prompt_of_any_length_needs_no_other_plan() -> None:
     with LanguageModel(tales()) as model:
         engines = model.program.method(*model.program.methods)._method.runners
-        for count in (1, 2, 7, 33, model.chunk):
+        for count in (1, 2, 7, 33, model.runner.chunk):
             model.generate([3] * count, max_tokens=1)
         assert [0] == [e.extended for e in engines.values()]
 

@@ -74,7 +74,7 @@ def test_an_output_without_rows_is_refused_unless_it_is_left_out() -> None:
     tokens = np.arange(9, dtype=np.int32).reshape(3, 3)
     made = Predictor(DATA / "dynamic.pte", ["tokens"], [None, "rows"], data=data)({"tokens": tokens})
     assert (3, 2, 8) == made["rows"].shape
-    wrong = "output 0 of forward has shape [2, 3, 4], and not one of 1 rows: leave it out, with None in place of 'a' in"
+    wrong = "output 0 of forward has shape [2, 3, 4], not 1 rows: leave it out, with None in place of 'a' in"
     with pytest.raises(InvalidInput, match=re.escape(wrong)):
         Predictor(DATA / "dynamic.pte", ["tokens"], ["a", "b"], data=data)({"tokens": tokens})
 
@@ -102,7 +102,7 @@ def test_a_program_that_takes_fewer_rows_gets_no_others(tmp_path: Path) -> None:
         ({"x": np.ones(5)}, "column 'x' has rows of shape [], which input 0 of forward (float32[2, 8]) does not take"),
         ({"x": np.ones((2, 9))}, "must be float32[2, 8], not float32[2, 9] (input 0 is column 'x')"),
         ({"x": np.array([[1.0], [1.0, 2.0]], object)}, "column 'x' has rows of shape [1] and of [2]: pad them"),
-        ([1], "a batch is a dict of NumPy arrays here, not list: say batch_format=\"numpy\""),
+        ([1], "a batch must be a dict of NumPy arrays, not list: use batch_format=\"numpy\""),
     ],
 )  # fmt: skip
 def test_what_is_wrong_names_the_column(column: Any, message: str) -> None:
@@ -127,7 +127,7 @@ def test_each_input_has_a_column() -> None:
     for given, shown in ((["x", "y"], "2"), ("x", "'x'")):
         with pytest.raises(InvalidInput, match=re.escape(wrong + shown)):
             Predictor(MLP, given)
-    with pytest.raises(InvalidInput, match="get_name takes nothing that a column could be"):
+    with pytest.raises(InvalidInput, match="get_name has no input that could be a column"):
         Predictor(DATA / "methods.pte", method="get_name")
 
 

@@ -14,7 +14,7 @@ import pytest
 from tests.serve.fake import FakeEncoder, FakeEngine
 
 from ptegpu.serve import Keys, Limits, Serving, bind, url_of
-from ptegpu.serve.run import Server, configured
+from ptegpu.serve.run import DrainingServer, configured
 
 Start = Callable[..., "Running"]
 
@@ -24,7 +24,7 @@ class Running:
     url: str
     engine: FakeEngine
     serving: Serving
-    server: Server
+    server: DrainingServer
     thread: threading.Thread
 
     def openai(self, key: str = "any", **options: Any) -> openai.OpenAI:
@@ -67,7 +67,7 @@ def start() -> Iterator[Start]:
         rows = {"rows": FakeEncoder()} if encoder else {}
         serving = Serving({"fake": engine, **rows}, keys, limits)
         bound = bind(port=0)
-        url, server = url_of(bound), Server(configured(serving, hosts), serving)
+        url, server = url_of(bound), DrainingServer(configured(serving, hosts), serving)
         thread = threading.Thread(target=server.run, args=([bound],), daemon=True)
         thread.start()
         wait_until(lambda: server.started)

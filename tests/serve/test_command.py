@@ -84,7 +84,7 @@ def test_many_clients_get_what_each_gets_alone(server: tuple[subprocess.Popen[st
     assert (0, "", "") == (process.returncode, out, err)
 
 
-NEITHER = "this is no encoder: its first input is no tensor of tokens but float32"
+NEITHER = "this is not an encoder: its first input is not a tensor of tokens but float32"
 ONE = "--tokenizer is for one model: put those of several beside them, as NAME.tokenizer.json"
 
 
@@ -112,8 +112,7 @@ def test_a_program_that_is_neither_kind(tmp_path: Path, with_tokenizer: bool) ->
     program.write_bytes((ROOT / "tests" / "data" / "mlp.pte").read_bytes())
     if with_tokenizer:
         (tmp_path / "tokenizer.json").write_bytes(MODEL.with_name("tales.tokenizer.json").read_bytes())
-    neither = (
-        f"^{re.escape(str(program))} cannot be served: .*; this is no encoder: its first input is no tensor of tokens"
-    )
+    reason = "this is not an encoder: its first input is not a tensor of tokens"
+    neither = f"^{re.escape(str(program))} cannot be served: .*; {reason}"
     with pytest.raises(UnsupportedProgram, match=neither):
         open_model(program, "mlp", LoadOptions())

@@ -16,7 +16,7 @@ from ptegpu.errors import DeviceLost, IndexOutOfRange, UnsupportedProgram
 from ptegpu.models.door import Source
 from ptegpu.runtime import LoadOptions
 from ptegpu.serve import Embeds, Writes
-from ptegpu.serve.encoder import Encoder
+from ptegpu.serve.encoder import EmbeddingEngine
 
 WORDS = ["the", "fox", "and", "owl", "sleeps"]
 TEXTS = ["the fox", "the owl and the fox", "owl"]
@@ -37,7 +37,7 @@ class Bag(torch.nn.Module):
         return (rows * weights).sum(1) / weights.sum(1)
 
 
-def encoder(folder: Path, masked: bool, pooled: bool, dynamic: bool = True) -> tuple[Encoder, np.ndarray]:
+def encoder(folder: Path, masked: bool, pooled: bool, dynamic: bool = True) -> tuple[EmbeddingEngine, np.ndarray]:
     """An encoder, and what it shall give for the texts."""
     module, tokens = Bag(pooled), torch.zeros(3, 6, dtype=torch.int64)
     sizes = {0: torch.export.Dim("b", min=1, max=3), 1: torch.export.Dim("s", min=1, max=6)}
@@ -51,7 +51,7 @@ def encoder(folder: Path, masked: bool, pooled: bool, dynamic: bool = True) -> t
     (folder / "bag.tokenizer_config.json").write_text(json.dumps({}))
     table = module.table.weight.detach().numpy()
     means = np.stack([table[[WORDS.index(w) for w in text.split()]].mean(0) for text in TEXTS])
-    return Encoder(Source.of(path), "bag", LoadOptions()), means / np.linalg.norm(means, axis=1, keepdims=True)
+    return EmbeddingEngine(Source.of(path), "bag", LoadOptions()), means / np.linalg.norm(means, axis=1, keepdims=True)
 
 
 @pytest.mark.parametrize(
@@ -82,5 +82,5 @@ def test_a_lost_gpu_is_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_what_is_no_encoder_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedProgram, match="this is no encoder: it takes tokens of one length only, and no mask"):
+    with pytest.raises(UnsupportedProgram, match="not an encoder: it takes tokens of one length only, and no mask"):
         encoder(tmp_path, masked=False, pooled=False, dynamic=False)

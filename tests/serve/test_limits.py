@@ -198,7 +198,7 @@ def test_paths_and_methods_that_are_not_there(server: Running) -> None:
         (b'{"model": "fake", "prompt": "\\ud800"}', "the body is not valid JSON"),
         (b'{"model": "fake", "prompt": "\xed\xa0\x80"}', "the body is not valid JSON"),
         *((text.encode(form, "surrogatepass"), "the body is not valid JSON") for text in LONE for form in FORMS),
-        (b'{"model": "fake", "prompt": "x", "temperature": NaN}', "NaN is no number"),
+        (b'{"model": "fake", "prompt": "x", "temperature": NaN}', "NaN is not a number"),
         (b'{"model": "fake", "prompt": "x", "temperature": 1e999}', "temperature must be a number from 0 to 2"),
         (b'{"model": "fake", "prompt": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "nested too deeply"),
         (b'{"model": "fake", "prompt": "x", "seed": ' + b"9" * 5000 + b"}", "the body is not valid JSON"),

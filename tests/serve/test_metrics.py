@@ -8,7 +8,7 @@ from tests.serve.conftest import Running, Start
 
 from ptegpu.errors import DeviceLost, InvalidInput
 from ptegpu.printing import LONGEST
-from ptegpu.serve.app import _told
+from ptegpu.serve.app import api_error
 from ptegpu.serve.errors import ApiError
 from ptegpu.serve.metrics import Histogram, Metrics
 
@@ -57,7 +57,7 @@ def test_labels_are_escaped() -> None:
 
 def test_what_clients_and_the_log_are_told_is_shown_safely(capsys: pytest.CaptureFixture[str]) -> None:
     nasty = "a\x1b[2J\nerror: x\u202e" + "A" * 10_000
-    for told in (ApiError(400, nasty), _told(RuntimeError(nasty)), _told(InvalidInput(nasty))):
+    for told in (ApiError(400, nasty), api_error(RuntimeError(nasty)), api_error(InvalidInput(nasty))):
         assert told.message.isprintable() and len(told.message) <= LONGEST
     logged = capsys.readouterr().err
     assert r"RuntimeError: a\x1b[2J" in logged and all(line.isprintable() for line in logged.splitlines())

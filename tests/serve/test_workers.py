@@ -21,7 +21,7 @@ from tests.serve.conftest import Running, wait_until
 
 from ptegpu.errors import InvalidInput, InvalidProgram
 from ptegpu.serve import Serving, bind, url_of, workers
-from ptegpu.serve.run import Server, configured
+from ptegpu.serve.run import DrainingServer, configured
 from ptegpu.serve.worker import sendable
 from ptegpu.serve.workers import open_workers
 
@@ -33,7 +33,7 @@ def served(*makes: Callable[..., Any]) -> Iterator[Running]:
     with closing(open_workers("fake", names, lambda *progress: told.append(progress))) as engine:
         serving = Serving({"fake": engine})
         bound = bind(port=0)
-        url, server = url_of(bound), Server(configured(serving), serving)
+        url, server = url_of(bound), DrainingServer(configured(serving), serving)
         thread = threading.Thread(target=server.run, args=([bound],), daemon=True)
         thread.start()
         wait_until(lambda: server.started)

@@ -49,7 +49,7 @@ def test_errors_are_one_line(invoke: Invoke, exported: Any, sound: Path, tmp_pat
             "file of plain samples: it does not begin with RIFF and WAVE; try ffmpeg",
         ),
         (("transcribe", tmp_path / "no.wav", *model), 1, "No such file or directory"),
-        (("transcribe", sound, *model, "--language", "xx"), 1, "language 'xx' is unknown; the model knows de, en"),
+        (("transcribe", sound, *model, "--language", "xx"), 1, "unknown language 'xx': expected one of de, en"),
         (("transcribe", sound, *model, "--srt", "--json"), 2, "give one of --srt, --vtt and --json"),
         (
             ("transcribe", sound, "--model", mlp),

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ptegpu.models.parts import Speech
-from ptegpu.models.speech.rules import Piece, Rules, cut
+from ptegpu.models.speech.rules import Rules, TimedTokens, cut
 from ptegpu.models.speech.transcript import Segment, srt, vtt
 
 FACTS = Speech(
@@ -48,12 +48,12 @@ def test_scores(timestamps: bool) -> None:
 
 def test_cut() -> None:
     a, b, c = ZERO + 3, ZERO + 20, ZERO + 31
-    assert ([Piece(0, 50, [1, 2])], 100) == cut([1, 2], 100, FACTS)
-    assert ([Piece(0, 20, [a, 1, b])], 100) == cut([a, 1, b], 100, FACTS)
-    assert ([Piece(0, 40, [ZERO, 1])], 80) == cut([ZERO, 1], 80, FACTS)
-    assert ([Piece(3, 20, [a, 1, b])], 40) == cut([a, 1, b, b], 100, FACTS)
-    assert ([Piece(3, 20, [a, 1, b])], 40) == cut([a, 1, b, b, 2, 3], 100, FACTS)
-    assert ([Piece(3, 20, [a, 1, b]), Piece(20, 31, [b, 2, c])], 100) == cut([a, 1, b, b, 2, c], 100, FACTS)
+    assert ([TimedTokens(0, 50, [1, 2])], 100) == cut([1, 2], 100, FACTS)
+    assert ([TimedTokens(0, 20, [a, 1, b])], 100) == cut([a, 1, b], 100, FACTS)
+    assert ([TimedTokens(0, 40, [ZERO, 1])], 80) == cut([ZERO, 1], 80, FACTS)
+    assert ([TimedTokens(3, 20, [a, 1, b])], 40) == cut([a, 1, b, b], 100, FACTS)
+    assert ([TimedTokens(3, 20, [a, 1, b])], 40) == cut([a, 1, b, b, 2, 3], 100, FACTS)
+    assert ([TimedTokens(3, 20, [a, 1, b]), TimedTokens(20, 31, [b, 2, c])], 100) == cut([a, 1, b, b, 2, c], 100, FACTS)
 
 
 def test_sizes_and_tokens() -> None:

@@ -114,7 +114,7 @@ class Plain:
 
 def settings(options: dict[str, Any]) -> dict[str, Any]:
     chosen = Sampling(**({"seed": 7} | options))
-    return {"given": options, "how": chosen.how, "words": [chosen.words(step).tolist() for step in (0, 300)]}
+    return {"given": options, "how": chosen.flags, "words": [chosen.words(step).tolist() for step in (0, 300)]}
 
 
 def pieces(tokenizer: tokenizers.Tokenizer, text: str) -> dict[str, Any]:

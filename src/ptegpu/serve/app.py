@@ -1,4 +1,4 @@
-"""The routes: the page, OpenAI's API, health, metrics. A request is a task, raced against its client going away."""
+"""The routes: the page, OpenAI's API, health, metrics. A request is a task, which ends when its client disconnects."""
 
 from __future__ import annotations
 
@@ -28,10 +28,9 @@ from .limits import Limits, Slots, read_json
 from .metrics import Metrics
 from .openai import (
     REASONS,
-    Asked,
-    Choice,
-    Form,
-    Prompt,
+    GenerationRequest,
+    PartialChoice,
+    ReplyFormat,
     model_object,
     no_model,
     read_chat,
@@ -43,12 +42,13 @@ from .page import page_routes
 
 Receive = Callable[[], Awaitable[Any]]
 Send = Callable[[dict[str, Any]], Awaitable[None]]
-GONE = 499  # as nginx counts a client that did not wait
+Numbered = AsyncGenerator[tuple[int, Event], None]  # events with the number of their choice
+DISCONNECTED = 499  # nginx's status for a client that did not wait
 EVENTS = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 
 
 class Serving:
-    """Some models behind OpenAI's API; `app` is what an ASGI server runs. Its page offers `examples`, by model."""
+    """Models behind OpenAI's API; `app` is for an ASGI server. The page offers `examples`, by model."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class Serving:
         self.draining = False
         self._turns = {name: asyncio.Lock() for name in engines}
         self._created = int(time.time())
-        self._deadlines: set[asyncio.Timeout] = set()  # of the requests that run
+        self._deadlines: set[asyncio.Timeout] = set()  # of running requests
         post = {
             "/v1/chat/completions": self._generation(read_chat),
             "/v1/completions": self._generation(read_completion),
@@ -75,28 +75,29 @@ class Serving:
             Route("/metrics", self._metrics),
             Route("/v1/models", self._models),
             Route("/v1/models/{name:path}", self._model),
-            *(Route(path, _Endpoint(self, path, answer), methods=["POST"]) for path, answer in post.items()),
+            *(Route(path, _Endpoint(self, path, handler), methods=["POST"]) for path, handler in post.items()),
         ]
-        self.app = Starlette(routes=routes, exception_handlers={HTTPException: _http_error, ApiError: _api_error})
+        self.app = Starlette(
+            routes=routes, exception_handlers=dict.fromkeys((HTTPException, ApiError), _error_response)
+        )
 
     def drain(self) -> None:
-        """Take nothing new; what runs has the seconds that the limits give it."""
+        """Refuse new requests; running ones have the seconds that the limits give them."""
         self.draining = True
         end = asyncio.get_running_loop().time() + self.limits.drain
         for deadline in self._deadlines:
             deadline.reschedule(min(end, deadline.when() or end))
 
     def check(self, request: Request) -> str:
-        """Who asks; ApiError unless they may."""
+        """Authenticate a request; return its owner or raise ApiError."""
         owner = self.keys.owner(request.headers.get("authorization"))
         if owner is None:
-            raise ApiError(
-                401, "a valid API key is needed: send the header Authorization: Bearer KEY", "invalid_api_key"
-            )
+            missing = "a valid API key is needed: send the header Authorization: Bearer KEY"
+            raise ApiError(401, missing, "invalid_api_key")
         return owner or (request.client.host if request.client else "")
 
     async def within_limits(self, work: Coroutine[Any, Any, None]) -> None:
-        """Runs it, at most for as long as a request may take."""
+        """Run a coroutine for as long as a request may take."""
         if self.draining:
             work.close()
             raise _stopping()
@@ -123,8 +124,8 @@ class Serving:
         errors = {name: s.error for name, s in stats.items() if s.error}
         down = {name: s.down for name, s in stats.items() if s.down}
         status = "stopping" if self.draining else "failed" if errors else "degraded" if down else "ok"
-        told = {"status": status, "errors": errors, "workers_down": down}
-        return JSONResponse(told, 200 if status in ("ok", "degraded") else 503)
+        body = {"status": status, "errors": errors, "workers_down": down}
+        return JSONResponse(body, 200 if status in ("ok", "degraded") else 503)
 
     async def _metrics(self, request: Request) -> Response:
         self.check(request)
@@ -145,33 +146,31 @@ class Serving:
             name, self._created, kind, model.context, min(self.limits.tokens, model.context) if writes else 0
         )
 
-    def _generation(self, read: Callable[[Mapping[str, Any]], Asked]) -> Answer:
-        async def answer(body: Mapping[str, Any], owner: str, out: Out) -> None:
-            asked = read(body)
-            name, engine = self._engine(asked.model)
+    def _generation(self, read: Callable[[Mapping[str, Any]], GenerationRequest]) -> Handler:
+        async def handle(body: Mapping[str, Any], owner: str, writer: ResponseWriter) -> None:
+            request = read(body)
+            name, engine = self._engine(request.model)
             if not isinstance(engine, Writes):
                 raise invalid(f"{name} is an encoder and writes no text: ask /v1/embeddings", "model", "wrong_model")
-            if asked.choices > self.limits.choices:
-                raise invalid(f"{asked.choices} choices are too many: ask for {self.limits.choices} at most", "n")
-            with self.slots[name].take(asked.choices):
-                prompts = await _encoded(engine, asked)
-                if (asked.max_tokens or 0) > self.limits.tokens:
+            if request.choices > self.limits.choices:
+                raise invalid(f"{request.choices} choices are too many: ask for {self.limits.choices} at most", "n")
+            with self.slots[name].take(request.choices):
+                prompts = await _encoded(engine, request)
+                if (request.max_tokens or 0) > self.limits.tokens:
                     raise invalid(f"max_tokens is {self.limits.tokens} at most on this server", "max_tokens")
-                options = asked.options | {"max_tokens": asked.max_tokens or self.limits.tokens, "owner": owner}
-                each = [(p, seed_of(options, k)) for p in prompts for k in range(asked.n)]  # type: ignore[arg-type]
-                streams = [engine.stream(prompt, chosen) for prompt, chosen in each]
+                max_tokens = request.max_tokens or self.limits.tokens
+                options: Any = request.options | {"max_tokens": max_tokens, "owner": owner}
+                streams = [engine.stream(p, seed_of(options, k)) for p in prompts for k in range(request.n)]
                 try:
-                    async with aclosing(self._watched(name, merged(streams))) as events:
-                        await (_stream if asked.stream else _whole)(Form(asked, name), events, out)
+                    async with aclosing(self._counted(name, merged(streams))) as events:
+                        await (_stream if request.stream else _at_once)(ReplyFormat(request, name), events, writer)
                 except QueueFull:
                     raise self.slots[name].full() from None
 
-        return answer
+        return handle
 
-    async def _watched(
-        self, model: str, events: AsyncGenerator[tuple[int, Event], None]
-    ) -> AsyncGenerator[tuple[int, Event], None]:
-        """Counts what passes."""
+    async def _counted(self, model: str, events: Numbered) -> Numbered:
+        """Pass events on, and count them."""
         started, latest, add = time.monotonic(), dict[int, float](), self.metrics.add
         async with aclosing(events):
             async for k, event in events:
@@ -191,7 +190,7 @@ class Serving:
                 yield k, event
         add("request_seconds", time.monotonic() - started, model=model)
 
-    async def _embeddings(self, body: Mapping[str, Any], owner: str, out: Out) -> None:
+    async def _embeddings(self, body: Mapping[str, Any], owner: str, writer: ResponseWriter) -> None:
         model, texts, packed = read_embeddings(body)
         name, engine = self._engine(model)
         if not isinstance(engine, Embeds):
@@ -202,24 +201,24 @@ class Serving:
             raise invalid(f"{len(texts)} texts are too many: send {self.limits.choices} at most", "input")
         with self.slots[name].take(1):
             started = time.monotonic()
-            prompts = [await _checked(engine, text, "input") for text in texts]
-            async with self._turns[name]:  # so that those who wait take no thread
+            prompts = [await _tokens(engine, text, "input") for text in texts]
+            async with self._turns[name]:  # waiting requests take no thread
                 rows = await asyncio.to_thread(engine.embed, prompts)
             self.metrics.add("request_seconds", time.monotonic() - started, model=name)
-        used = sum(map(len, prompts))
-        self.metrics.count("prompt_tokens", used, model=name)
+        count = sum(map(len, prompts))
+        self.metrics.count("prompt_tokens", count, model=name)
         vectors = [base64.b64encode(r.astype("<f4").tobytes()).decode() if packed else r.tolist() for r in rows]
         data = [{"object": "embedding", "index": k, "embedding": v} for k, v in enumerate(vectors)]
-        usage = {"prompt_tokens": used, "total_tokens": used}
-        await out.json({"object": "list", "data": data, "model": name, "usage": usage})
+        usage = {"prompt_tokens": count, "total_tokens": count}
+        await writer.json({"object": "list", "data": data, "model": name, "usage": usage})
 
 
-class Out:
-    """Where an answer goes: one object, or events; an error is either, by what was sent before it."""
+class ResponseWriter:
+    """A response: one JSON object, or events. An error becomes either, depending on what was sent before it."""
 
     def __init__(self, send: Send) -> None:
         self._send = send
-        self.status = 0  # nothing was sent yet
+        self.status = 0  # until something is sent
 
     async def json(self, body: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> None:
         await self._start(status, {"Content-Type": "application/json", **(headers or {})})
@@ -238,7 +237,7 @@ class Out:
         if not self.status:
             await self.json(error.body, error.status, error.headers)
         else:
-            self.status = error.status  # for those who count: the client has another one
+            self.status = error.status  # for the metrics; the client has another one
             await self.event(error.body)
             await self.end()
 
@@ -248,52 +247,48 @@ class Out:
         await self._send({"type": "http.response.start", "status": status, "headers": pairs})
 
 
-Answer = Callable[[Mapping[str, Any], str, Out], Coroutine[Any, Any, None]]
+Handler = Callable[[Mapping[str, Any], str, ResponseWriter], Coroutine[Any, Any, None]]
 
 
 class _Endpoint:
-    """A route that takes JSON: keys, limits and errors are the same for all of them."""
+    """A route that takes JSON, with keys, limits and errors."""
 
-    def __init__(self, serving: Serving, path: str, answer: Answer) -> None:
-        self._serving, self._path, self._answer = serving, path, answer
+    def __init__(self, serving: Serving, path: str, handler: Handler) -> None:
+        self._serving, self._path, self._handler = serving, path, handler
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
-        out, request = Out(send), Request(scope, receive)
+        writer, request = ResponseWriter(send), Request(scope, receive)
         try:
             owner = self._serving.check(request)
-            await self._serving.within_limits(self._run(request, owner, out))
-        except (_Gone, ClientDisconnect):
-            out.status = GONE
+            await self._serving.within_limits(self._run(request, owner, writer))
+        except ClientDisconnect:
+            writer.status = DISCONNECTED
         except Exception as e:
-            await out.error(_told(e))
-        self._serving.metrics.count("requests", endpoint=self._path, status=str(out.status))
+            await writer.error(api_error(e))
+        self._serving.metrics.count("requests", endpoint=self._path, status=str(writer.status))
 
-    async def _run(self, request: Request, owner: str, out: Out) -> None:
+    async def _run(self, request: Request, owner: str, writer: ResponseWriter) -> None:
         body = await read_json(request, self._serving.limits.body)
-        work = asyncio.create_task(self._answer(body, owner, out))
-        left = asyncio.create_task(_left(request.receive))
+        work = asyncio.create_task(self._handler(body, owner, writer))
+        disconnect = asyncio.create_task(_disconnect(request.receive))
         try:
-            await asyncio.wait({work, left}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({work, disconnect}, return_when=asyncio.FIRST_COMPLETED)
             if not work.done():
-                raise _Gone
+                raise ClientDisconnect
         finally:
-            for task in (work, left):
+            for task in (work, disconnect):
                 task.cancel()
-            await asyncio.gather(work, left, return_exceptions=True)
+            await asyncio.gather(work, disconnect, return_exceptions=True)
         work.result()
 
 
-class _Gone(Exception):
-    """The client went away."""
-
-
-async def _left(receive: Receive) -> None:
+async def _disconnect(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
-async def merged(streams: Sequence[AsyncGenerator[Event, None]]) -> AsyncGenerator[tuple[int, Event], None]:
-    """The events of several streams as they come, each with the number of its stream; the first error ends all."""
+async def merged(streams: Sequence[AsyncGenerator[Event, None]]) -> Numbered:
+    """Merge the events of several streams as they come, each with the number of its stream. An error ends all."""
     queue: asyncio.Queue[tuple[int, Event | BaseException | None]] = asyncio.Queue()
 
     async def pump(k: int, stream: AsyncGenerator[Event, None]) -> None:
@@ -322,54 +317,50 @@ async def merged(streams: Sequence[AsyncGenerator[Event, None]]) -> AsyncGenerat
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _whole(form: Form, events: AsyncGenerator[tuple[int, Event], None], out: Out) -> None:
-    choices = [Choice() for _ in range(form.asked.choices)]
+async def _at_once(form: ReplyFormat, events: Numbered, writer: ResponseWriter) -> None:
+    choices = [PartialChoice() for _ in range(form.request.choices)]
     async for k, event in events:
         choices[k].add(event)
-    await out.json(form.whole(choices))
+    await writer.json(form.complete(choices))
 
 
-async def _stream(form: Form, events: AsyncGenerator[tuple[int, Event], None], out: Out) -> None:
-    """Nothing is sent before the first event: what is refused until then has its status."""
-    choices = [Choice() for _ in range(form.asked.choices)]
-    begun: set[int] = set()
+async def _stream(form: ReplyFormat, events: Numbered, writer: ResponseWriter) -> None:
+    """Send events as they come. Nothing is sent before the first one, so an error until then has its own status."""
+    choices = [PartialChoice() for _ in range(form.request.choices)]
+    started: set[int] = set()
     async for k, event in events:
-        chunks = [form.event(k, event)] if k in begun else [form.first(k), form.event(k, event)]
-        begun.add(k)
+        chunks = [form.event(k, event)] if k in started else [form.first(k), form.event(k, event)]
+        started.add(k)
         for chunk in chunks:
             if chunk is not None:
-                await out.event(chunk)
+                await writer.event(chunk)
         if isinstance(event, Finished):
             choices[k].add(event)
     if (usage := form.last(choices)) is not None:
-        await out.event(usage)
-    await out.event(b"[DONE]")
-    await out.end()
+        await writer.event(usage)
+    await writer.event(b"[DONE]")
+    await writer.end()
 
 
-async def _encoded(engine: Writes, asked: Asked) -> list[list[int]]:
-    """The tokens of the prompts, checked."""
-    if not asked.chat:
-        return [await _checked(engine, prompt, "prompt") for prompt in asked.prompts]
+async def _encoded(engine: Writes, request: GenerationRequest) -> list[list[int]]:
+    """Return the tokens of the prompts, checked."""
+    if not request.chat:
+        return [await _tokens(engine, prompt, "prompt") for prompt in request.prompts]
     if not engine.model.has_chat:
         raise invalid(f"{engine.model.name} has no chat template: ask /v1/completions", "model", "wrong_model")
-    return [_fitting(engine, await _tokens(engine.encode_chat, asked.messages, "messages"), "messages")]
+    return [await _tokens(engine, request.messages, "messages", engine.encode_chat)]
 
 
-async def _checked(engine: Engine, prompt: Prompt, param: str) -> list[int]:
-    tokens = await _tokens(engine.encode, prompt, param) if isinstance(prompt, str) else prompt
-    return _fitting(engine, tokens, param)
-
-
-async def _tokens(encode: Callable[[Any], list[int]], text: Any, param: str) -> list[int]:
+async def _tokens(
+    engine: Engine, prompt: Any, param: str, encode: Callable[[Any], list[int]] | None = None
+) -> list[int]:
+    """Return the tokens of a text, of tokens, or of what `encode` takes; raise ApiError unless they suit the model."""
+    model = engine.model
+    encode = engine.encode if encode is None and isinstance(prompt, str) else encode
     try:
-        return await asyncio.to_thread(encode, text)
+        tokens = list(prompt) if encode is None else await asyncio.to_thread(encode, prompt)
     except PromptTooLong as e:
         raise invalid(f"{e}: send less", param, "context_length_exceeded") from None
-
-
-def _fitting(engine: Engine, tokens: list[int], param: str) -> list[int]:
-    model = engine.model
     if not tokens:
         raise invalid(f"{param} is empty: send some text", param)
     if len(tokens) > model.context:
@@ -380,16 +371,16 @@ def _fitting(engine: Engine, tokens: list[int], param: str) -> list[int]:
     return tokens
 
 
-def _told(e: Exception) -> ApiError:
-    """What a client is told of an error; what is not its fault is told to the log, too."""
+def api_error(e: Exception) -> ApiError:
+    """Return the error for the client; log what is not the client's fault."""
     if isinstance(e, ApiError):
         return e
     if isinstance(e, InvalidInput):
         return invalid(str(e))
     for line in "".join(traceback.format_exception(e)).splitlines():
         print(shown(line), file=sys.stderr)
-    known = str(e) if isinstance(e, PtegpuError) else "see the server's log"
-    return ApiError(500, f"the model failed: {known}", "engine_failed")
+    reason = str(e) if isinstance(e, PtegpuError) else "see the server's log"
+    return ApiError(500, f"the model failed: {reason}", "engine_failed")
 
 
 def _stopping() -> ApiError:
@@ -400,12 +391,9 @@ def _json(body: Any) -> bytes:
     return json.dumps(body, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode("utf-8", "replace")
 
 
-async def _http_error(request: Request, e: Exception) -> Response:
-    assert isinstance(e, HTTPException)
-    known = {404: f"there is no {request.url.path[:200]} here", 405: f"{request.method} is not possible here"}
-    return await _api_error(request, ApiError(e.status_code, known.get(e.status_code, str(e.detail))))
-
-
-async def _api_error(request: Request, e: Exception) -> Response:
+async def _error_response(request: Request, e: Exception) -> Response:
+    if isinstance(e, HTTPException):
+        messages = {404: f"there is no {request.url.path[:200]} here", 405: f"{request.method} is not possible here"}
+        e = ApiError(e.status_code, messages.get(e.status_code, str(e.detail)))
     assert isinstance(e, ApiError)
     return JSONResponse(e.body, e.status, e.headers)

@@ -1,4 +1,4 @@
-"""Programs that make a vector of a text, as an engine: tokens in, rows of length 1 out."""
+"""Programs that turn texts into vectors, as an engine: tokens in, rows of length 1 out."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from .engine import Served, Stats
 FORWARD = "forward"
 
 
-class Encoder:
-    """`forward` takes tokens [B, S], or these and a mask, or these and the types of tokens, which are all 0.
+class EmbeddingEngine:
+    """An engine whose `forward` takes tokens [B, S] and possibly a mask and the types of tokens, which are all 0.
 
-    It gives floats [B, D], or [B, S, D], of which the mean over the tokens of a text is taken.
+    It returns floats [B, D], or [B, S, D], whose mean over the tokens of a text is taken.
     """
 
     def __init__(
@@ -34,18 +34,18 @@ class Encoder:
         self._roles = source.card.inputs
         self._program = open_program(source.program, options, methods=[FORWARD])
         self._lock = threading.Lock()
-        self._asked = 0
+        self._requests = 0
         self._error = ""  # after which nothing runs
         try:
             self._forward = self._program.method(FORWARD)
-            self.model = Served(name, context, 1 << 31, False)  # the program says which tokens it knows
+            self.model = Served(name, context, 1 << 31, False)  # the program checks the tokens itself
         except BaseException:
             self._program.close()
             raise
 
     @cached_property
     def _kinds(self) -> list[str]:
-        """What each input is: tokens, mask or types."""
+        """The role of each input: tokens, mask or types."""
         inputs = self._forward.inputs
         if len(self._roles) == len(inputs):
             return list(self._roles)
@@ -56,42 +56,43 @@ class Encoder:
         return self._tokenizer.encode(prompt)
 
     def embed(self, prompts: Sequence[Sequence[int]]) -> np.ndarray:
-        """Texts of like length share a run."""
+        """Return a vector for each prompt. Texts of similar length share a run."""
         order = sorted(range(len(prompts)), key=lambda k: len(prompts[k]))
         rows: list[Any] = [None] * len(prompts)
-        self._asked += 1
+        self._requests += 1
         try:
             for first in range(0, len(order), self._batch):
                 batch = order[first : first + self._batch]
                 with self._lock:
-                    made = self._run([prompts[k] for k in batch])
-                for k, row in zip(batch, made):
-                    rows[k] = row
+                    vectors = self._run([prompts[k] for k in batch])
+                for k, vector in zip(batch, vectors):
+                    rows[k] = vector
         except DeviceLost as e:
             self._error = str(e)
             raise
         finally:
-            self._asked -= 1
+            self._requests -= 1
         return np.stack(rows)
 
     def _run(self, texts: Sequence[Sequence[int]]) -> np.ndarray:
-        """Unit vectors, float32 (texts, D)."""
+        """Return unit vectors, float32 (texts, D)."""
         tokens = self._forward.inputs[0]
         shape = (len(texts), max(map(len, texts))) if tokens.dynamic else tokens.shape
         assert shape is not None
-        given = {kind: np.zeros(shape, np.int64) for kind in ("tokens", "mask", "types")}
+        arrays = {kind: np.zeros(shape, np.int64) for kind in ("tokens", "mask", "types")}
         for row, ids in enumerate(texts):
-            given["tokens"][row, : len(ids)], given["mask"][row, : len(ids)] = ids, 1
-        arguments = [given[kind].astype(i.dtype) for kind, i in zip(self._kinds, self._forward.inputs)]
+            arrays["tokens"][row, : len(ids)], arrays["mask"][row, : len(ids)] = ids, 1
+        arguments = [arrays[kind].astype(i.dtype) for kind, i in zip(self._kinds, self._forward.inputs)]
         vectors = np.asarray(self._forward.execute(arguments)[-1], np.float32)[: len(texts)]
         if vectors.ndim == 3:
-            mask = given["mask"][: len(texts), :, None]
+            mask = arrays["mask"][: len(texts), :, None]
             vectors = (vectors * mask).sum(1) / mask.sum(1)
         return vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)  # type: ignore[no-any-return]
 
     def stats(self) -> Stats:
-        asked = self._asked
-        return Stats(max(0, asked - 1), min(1, asked), min(1, asked), 0.0, 0, 0, self._error)
+        requests = self._requests
+        running = min(1, requests)
+        return Stats(requests - running, running, running, 0.0, 0, 0, self._error)
 
     def close(self) -> None:
         with self._lock:
@@ -99,22 +100,27 @@ class Encoder:
 
 
 def _read_inputs(program: Program) -> tuple[int, int]:
-    """Return the texts and tokens that one call takes; UnsupportedProgram if the program is no encoder."""
-    found = next((Signature(m) for m in program.methods if m.name == FORWARD), None)
-    if found is None:
-        _refuse(f"it has no method {FORWARD!r}")
-    inputs, given = found.inputs, found.outputs[-1] if found.outputs else None
+    """Return the most texts and tokens of one call; raise UnsupportedProgram if the program is not an encoder."""
+
+    def refuse(reason: str) -> NoReturn:
+        raise UnsupportedProgram(f"this is not an encoder: {reason}")
+
+    signature = next((Signature(m) for m in program.methods if m.name == FORWARD), None)
+    if signature is None:
+        refuse(f"it has no method {FORWARD!r}")
+    inputs, output = signature.inputs, signature.outputs[-1] if signature.outputs else None
     shape = inputs[0].shape if inputs else None
     if not inputs or not inputs[0].dtype.startswith("int") or shape is None or len(shape) != 2:
-        _refuse(f"its first input is no tensor of tokens but {inputs[0] if inputs else 'missing'}")
+        refuse(f"its first input is not a tensor of tokens but {inputs[0] if inputs else 'missing'}")
     if len(inputs) > 3 or any(i.shape != shape for i in inputs):
-        _refuse(f"its inputs are {', '.join(map(str, inputs))}, not tokens, mask and types of one shape")
+        refuse(f"its inputs are {', '.join(map(str, inputs))}, not tokens, mask and types of one shape")
     if len(inputs) == 1 and not inputs[0].dynamic:
-        _refuse("it takes tokens of one length only, and no mask")
-    if given is None or not given.dtype.startswith("float") or given.shape is None or len(given.shape) not in (2, 3):
-        _refuse(f"its output is {given}, not a vector for each text or token")
+        refuse("it takes tokens of one length only, and no mask")
+    if (
+        output is None
+        or not output.dtype.startswith("float")
+        or output.shape is None
+        or len(output.shape) not in (2, 3)
+    ):
+        refuse(f"its output is {output}, not a vector for each text or token")
     return shape[0] if len(inputs) > 1 else 1, shape[1]
-
-
-def _refuse(why: str) -> NoReturn:
-    raise UnsupportedProgram(f"this is no encoder: {why}")

@@ -1,11 +1,12 @@
-"""What a server asks of whatever runs a model: prompts in, events or vectors out. Nothing here knows of HTTP."""
+"""The interface between a server and its engines: prompts in, events or vectors out. Nothing here knows HTTP."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from ..models.text.batch import Finished, Piece, Served, Stats
+from ..models.text.batch import Finished, Piece, Served
+from ..models.text.engine import Stats
 
 if TYPE_CHECKING:
     import numpy as np
@@ -16,7 +17,7 @@ Event = Piece | Finished
 
 
 class Engine(Protocol):
-    """One model. All but `stream`, which belongs to an event loop, may be called from any thread."""
+    """One model. Methods may be called from any thread, except `stream`, which belongs to an event loop."""
 
     @property
     def model(self) -> Served: ...
@@ -35,7 +36,7 @@ class Writes(Engine, Protocol):
     def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]: ...
 
     def stream(self, prompt: Sequence[int], options: BatchOptions) -> AsyncGenerator[Event, None]:
-        """Pieces, then Finished; QueueFull where too many wait.
+        """Yield pieces, then Finished; raise QueueFull if too many requests wait.
 
         Leaving the loop, or cancelling its task, ends the request at the next step.
         """
@@ -46,4 +47,4 @@ class Embeds(Engine, Protocol):
     """An encoder."""
 
     def embed(self, prompts: Sequence[Sequence[int]]) -> np.ndarray:
-        """A row of float32 for each prompt."""
+        """Return a row of float32 for each prompt."""

@@ -1,4 +1,4 @@
-"""API keys: who may ask. Compared in constant time, kept as hashes, never shown."""
+"""API keys. They are compared in constant time, stored as hashes and never shown."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SHORTEST = 16  # characters
 
 
 class Keys:
-    """The keys that are accepted; none at all: everyone is."""
+    """The accepted keys. Without any, every request is accepted."""
 
     def __init__(self, keys: Iterable[str] = ()) -> None:
         self._hashes = [_hash(key) for key in keys]
@@ -25,27 +25,27 @@ class Keys:
         return bool(self._hashes)
 
     def owner(self, header: str | None) -> str | None:
-        """A name for the key that an Authorization header carries; None for a wrong one, which takes as long."""
+        """Return a name for the key in an Authorization header; None for a wrong key, in the same time."""
         if not self._hashes:
             return ""
         scheme, _, key = (header or "").partition(" ")
-        given = _hash(key.strip())
-        found = [hmac.compare_digest(given, known) for known in self._hashes]
-        return given.hex()[:16] if scheme.lower() == "bearer" and any(found) else None
+        digest = _hash(key.strip())
+        matches = [hmac.compare_digest(digest, accepted) for accepted in self._hashes]
+        return digest.hex()[:16] if scheme.lower() == "bearer" and any(matches) else None
 
 
 def read_keys(path: Path | None = None) -> Keys:
-    """The keys of a file, one on each line, and of the environment, with spaces or commas between them."""
+    """Read the keys of a file, one on each line, and of the environment, separated by spaces or commas."""
     lines = read_text(path, InvalidInput).splitlines() if path else []
-    of_file = [text for line in lines if (text := line.strip()) and not text.startswith("#")]
-    if path and not of_file:
+    file_keys = [text for line in lines if (text := line.strip()) and not text.startswith("#")]
+    if path and not file_keys:
         raise InvalidInput(f"{path} has no keys: write one on each line, or leave --keys out")
-    of_environment = os.environ.get(VARIABLE, "").replace(",", " ").split()
-    for source, keys in ((path, of_file), (VARIABLE, of_environment)):
+    environment_keys = os.environ.get(VARIABLE, "").replace(",", " ").split()
+    for source, keys in ((path, file_keys), (VARIABLE, environment_keys)):
         if any(len(key) < SHORTEST or not key.isascii() or len(key.split()) > 1 for key in keys):
-            wanted = f"{SHORTEST} or more ASCII characters without a space"
-            raise InvalidInput(f"a key in {source} is not {wanted}: `openssl rand -hex 24` makes one")
-    return Keys([*of_file, *of_environment])
+            expected = f"{SHORTEST} or more ASCII characters without a space"
+            raise InvalidInput(f"a key in {source} is not {expected}: `openssl rand -hex 24` makes one")
+    return Keys([*file_keys, *environment_keys])
 
 
 def _hash(key: str) -> bytes:

@@ -1,4 +1,4 @@
-"""What Prometheus reads: counters and histograms of requests, and the engines as they are now."""
+"""Metrics for Prometheus: counters and histograms of requests, and the state of the engines."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ Labels = tuple[tuple[str, str], ...]
 REQUEST = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)  # seconds
 TOKEN = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
 GAUGES: dict[str, tuple[str, str]] = {  # of Stats
-    "queue": ("queue", "requests that wait"),
-    "running": ("running", "requests that run"),
+    "queue": ("queue", "waiting requests"),
+    "running": ("running", "running requests"),
     "batch": ("batch_rows", "rows of the latest run"),
-    "tokens_per_second": ("tokens_per_second", "tokens generated per second, lately"),
+    "tokens_per_second": ("tokens_per_second", "tokens generated per second, recently"),
     "pages_used": ("cache_pages_used", "pages of the key-value cache in use"),
     "pages_total": ("cache_pages", "pages of the key-value cache"),
     "workers": ("workers", "processes of the model"),
-    "down": ("workers_down", "of these, those that are being started again"),
+    "down": ("workers_down", "processes of the model that are being restarted"),
 }
 COUNTERS = {
     "requests": "requests, by endpoint and status; 499 means that the client went away",
     "prompt_tokens": "tokens of prompts",
-    "cached_tokens": "tokens of prompts that were found in the cache",
+    "cached_tokens": "tokens of prompts found in the cache",
     "generated_tokens": "tokens generated",
-    "restarts": "starts of workers that ended",
+    "restarts": "restarts of workers that ended",
 }
 HISTOGRAMS: dict[str, tuple[Sequence[float], str]] = {
     "request_seconds": (REQUEST, "seconds from a request to the end of its answer"),
@@ -38,7 +38,7 @@ HISTOGRAMS: dict[str, tuple[Sequence[float], str]] = {
 
 
 class Histogram:
-    """How often a value was at most each of some bounds."""
+    """Counts of the values up to each of some bounds."""
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self._bounds = bounds
@@ -59,7 +59,7 @@ class Histogram:
 
 
 class Metrics:
-    """All that is counted; belongs to one event loop."""
+    """All counters and histograms. They belong to one event loop."""
 
     def __init__(self) -> None:
         self._counts: dict[str, Counter[Labels]] = {name: Counter() for name in COUNTERS}
@@ -73,32 +73,29 @@ class Metrics:
         self._histograms[name].setdefault(key, Histogram(HISTOGRAMS[name][0])).add(value)
 
     def text(self, engines: Mapping[str, Engine]) -> str:
-        """In Prometheus' text format."""
+        """Return all metrics in Prometheus' text format."""
         lines: list[str] = []
         stats: dict[str, Stats] = {name: engine.stats() for name, engine in engines.items()}
-        for model, each in stats.items():
-            self._counts["restarts"][("model", model),] = each.restarts
-        for name, what in COUNTERS.items():
-            lines += _head(f"{name}_total", "counter", what)
+        for model, state in stats.items():
+            self._counts["restarts"][("model", model),] = state.restarts
+        for name, help in COUNTERS.items():
+            lines += _head(f"{name}_total", "counter", help)
             lines += [_line(f"ptegpu_{name}_total", labels, n) for labels, n in self._counts[name].items()]
-        for field, (name, what) in GAUGES.items():
-            lines += _head(name, "gauge", what)
+        for field, (name, help) in GAUGES.items():
+            lines += _head(name, "gauge", help)
             lines += [_line(f"ptegpu_{name}", (("model", m),), getattr(s, field)) for m, s in stats.items()]
-        for name, (_, what) in HISTOGRAMS.items():
-            lines += _head(name, "histogram", what)
+        for name, (_, help) in HISTOGRAMS.items():
+            lines += _head(name, "histogram", help)
             for labels, histogram in self._histograms[name].items():
                 lines += histogram.lines(f"ptegpu_{name}", labels)
         return "\n".join(lines) + "\n"
 
 
-def _head(name: str, kind: str, what: str) -> list[str]:
-    return [f"# HELP ptegpu_{name} {what}", f"# TYPE ptegpu_{name} {kind}"]
+def _head(name: str, kind: str, help: str) -> list[str]:
+    return [f"# HELP ptegpu_{name} {help}", f"# TYPE ptegpu_{name} {kind}"]
 
 
 def _line(name: str, labels: Labels, value: float) -> str:
-    inside = ",".join(f'{key}="{_escaped(text)}"' for key, text in labels)
-    return f"{name}{{{inside}}} {value}" if inside else f"{name} {value}"
-
-
-def _escaped(text: str) -> str:
-    return shown(text).replace("\\", "\\\\").replace('"', '\\"')
+    escaped = ((key, shown(text).replace("\\", "\\\\").replace('"', '\\"')) for key, text in labels)
+    pairs = ",".join(f'{key}="{text}"' for key, text in escaped)
+    return f"{name}{{{pairs}}} {value}" if pairs else f"{name} {value}"

@@ -1,4 +1,4 @@
-"""From a file to an engine: a language model for many requests, or an encoder, as the table of kinds says."""
+"""Opening files as engines: a language model for many requests, or an encoder, by the table of kinds."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..models.text.batch import BatchEngine
 from ..models.text.signature import read_signature
 from ..models.tokenizer import find_files
 from ..progress import Progress, silent
-from .encoder import Encoder
+from .encoder import EmbeddingEngine
 
 if TYPE_CHECKING:
     from ..runtime import LoadOptions
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 
 class Room(NamedTuple):
-    """What a language model may take while it serves."""
+    """The limits of a language model that serves."""
 
     sequences: int = 64  # requests that run at once
-    memory: int | None = None  # bytes of caches; None: what the requests can use
+    memory: int | None = None  # upper bound for caches, in bytes; None: what the requests can use
 
 
 def open_model(
@@ -40,9 +40,9 @@ def open_model(
     *,
     prepare: bool = False,
 ) -> Engine:
-    """Open a language model or an encoder, whichever the program is; UnsupportedProgram if it is neither.
+    """Open a language model or an encoder; raise UnsupportedProgram for other programs.
 
-    With `prepare`, whatever a request may need is compiled first: none waits for that later.
+    With `prepare`, whatever a request may need is compiled first, so that no request waits for it.
     """
     options = replace(options, progress=progress)
     source = Source.of(path, options)
@@ -59,7 +59,7 @@ def open_writer(
     """Open a language model for many requests."""
     find_files(source.path, tokenizer)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # `alone` says it, too
+        warnings.simplefilter("ignore")  # `alone` has the reason
         opened = BatchEngine(source, options, tokenizer, queue=None, sequences=room.sequences, memory=room.memory)
     try:
         assert opened.tokenizer
@@ -71,10 +71,12 @@ def open_writer(
     return opened
 
 
-def open_encoder(source: Source, name: str, options: LoadOptions, tokenizer: Any, room: Room, prepare: bool) -> Encoder:
-    """Open a program that makes vectors of texts."""
+def open_encoder(
+    source: Source, name: str, options: LoadOptions, tokenizer: Any, room: Room, prepare: bool
+) -> EmbeddingEngine:
+    """Open a program that turns texts into vectors."""
     try:
-        return Encoder(source, name, options, tokenizer)
+        return EmbeddingEngine(source, name, options, tokenizer)
     except UnsupportedProgram as refusal:
         try:
             read_signature(source.file, source.card)

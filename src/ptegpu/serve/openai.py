@@ -1,7 +1,7 @@
-"""OpenAI's forms: what a request may say, and what answers look like, whole and in chunks.
+"""OpenAI's formats: reading requests, and writing replies, at once and in chunks.
 
-What is not supported is refused unless it has the value that changes nothing; nothing is ignored but what has no
-influence on the answer.
+An unsupported parameter is refused unless its value changes nothing. Only parameters that cannot influence the reply
+are ignored.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Body = Mapping[str, Any]
 Prompt = str | list[int]
 
 STOPS = 16  # stop strings of a request
-COMPLETION_TOKENS = 16  # what OpenAI's completions have unless told otherwise
+COMPLETION_TOKENS = 16  # OpenAI's default for completions
 SEEDS = 1 << 32
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 REASONS = {"stop": "stop", "length": "length", "context": "length"}
@@ -38,7 +38,7 @@ WITHOUT_INFLUENCE = {
     "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
     "parallel_tool_calls",
 }  # fmt: skip
-NEUTRAL: dict[str, Sequence[Any]] = {  # values of what is not supported that ask for nothing
+NEUTRAL: dict[str, Sequence[Any]] = {  # values of unsupported parameters that change nothing
     "frequency_penalty": [0],
     "presence_penalty": [0],
     "logit_bias": [{}],
@@ -56,8 +56,8 @@ NEUTRAL: dict[str, Sequence[Any]] = {  # values of what is not supported that as
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """A request for text, checked."""
+class GenerationRequest:
+    """A checked request for text."""
 
     chat: bool
     model: str | None
@@ -76,39 +76,39 @@ class Asked:
         return self.n * (1 if self.chat else len(self.prompts))
 
 
-def read_chat(body: Body) -> Asked:
-    """A body of /v1/chat/completions."""
+def read_chat(body: Body) -> GenerationRequest:
+    """Read a body of /v1/chat/completions."""
     _check_names(body, CHAT)
     logprobs, top = _bool(body, "logprobs"), _int(body, "top_logprobs", 0, 20)
     if top and not logprobs:
         raise invalid("top_logprobs needs logprobs: true", "top_logprobs")
-    return _asked(body, chat=True, messages=_messages(body), logprobs=logprobs, top_logprobs=bool(top))
+    return _request(body, chat=True, messages=_messages(body), logprobs=logprobs, top_logprobs=bool(top))
 
 
-def read_completion(body: Body) -> Asked:
-    """A body of /v1/completions."""
+def read_completion(body: Body) -> GenerationRequest:
+    """Read a body of /v1/completions."""
     _check_names(body, COMPLETION)
     top = _int(body, "logprobs", 0, 20)
     prompts = _prompts(body, "prompt")
-    return _asked(body, chat=False, prompts=prompts, logprobs=top is not None, top_logprobs=bool(top))
+    return _request(body, chat=False, prompts=prompts, logprobs=top is not None, top_logprobs=bool(top))
 
 
 def read_embeddings(body: Body) -> tuple[str | None, list[Prompt], bool]:
-    """A body of /v1/embeddings: the model, the texts, and whether vectors go as base64."""
+    """Read a body of /v1/embeddings; return the model, the texts, and whether to send vectors as base64."""
     _check_names(body, EMBEDDINGS)
-    form = body.get("encoding_format") or "float"
-    if form not in ("float", "base64"):
+    encoding = body.get("encoding_format") or "float"
+    if encoding not in ("float", "base64"):
         raise invalid("encoding_format must be float or base64", "encoding_format")
-    return _text(body, "model"), _prompts(body, "input"), form == "base64"
+    return _text(body, "model"), _prompts(body, "input"), encoding == "base64"
 
 
-def _asked(body: Body, *, chat: bool, logprobs: bool, top_logprobs: bool, **texts: Any) -> Asked:
+def _request(body: Body, *, chat: bool, logprobs: bool, top_logprobs: bool, **texts: Any) -> GenerationRequest:
     limit = "max_completion_tokens" if chat and body.get("max_completion_tokens") is not None else "max_tokens"
-    stream, more = _bool(body, "stream"), body.get("stream_options")
-    if more is not None:
-        if not isinstance(more, dict) or not stream:
+    stream, stream_options = _bool(body, "stream"), body.get("stream_options")
+    if stream_options is not None:
+        if not isinstance(stream_options, dict) or not stream:
             raise invalid("stream_options is an object, and needs stream: true", "stream_options")
-        _check_names(more, {"include_usage", "include_obfuscation"})
+        _check_names(stream_options, {"include_usage", "include_obfuscation"})
     options: dict[str, Any] = {
         "temperature": _number(body, "temperature", 0, 2, 1.0),
         "top_p": _number(body, "top_p", 0, 1, 1.0, above=True),
@@ -121,14 +121,14 @@ def _asked(body: Body, *, chat: bool, logprobs: bool, top_logprobs: bool, **text
         "seed": _int(body, "seed", -(2**63), 2**63 - 1),
     }
     options |= {name: value for name, value in extra.items() if value is not None}
-    return Asked(
+    return GenerationRequest(
         chat=chat,
         model=_text(body, "model"),
         prompts=texts.get("prompts", ()),
         messages=texts.get("messages", ()),
         n=_int(body, "n", 1, 128) or 1,
         stream=stream,
-        usage=_bool(more or {}, "include_usage"),
+        usage=_bool(stream_options or {}, "include_usage"),
         logprobs=logprobs,
         top_logprobs=top_logprobs,
         max_tokens=_int(body, limit, 1, 2**31 - 1) or (None if chat else COMPLETION_TOKENS),
@@ -136,9 +136,9 @@ def _asked(body: Body, *, chat: bool, logprobs: bool, top_logprobs: bool, **text
     )
 
 
-def _check_names(body: Body, known: set[str]) -> None:
+def _check_names(body: Body, names: set[str]) -> None:
     for name, value in body.items():
-        if name in known or name in WITHOUT_INFLUENCE or value is None:
+        if name in names or name in WITHOUT_INFLUENCE or value is None:
             continue
         if name not in NEUTRAL:
             raise invalid(f"there is no parameter {name[:64]!r}: leave it out", name[:64], "unknown_parameter")
@@ -166,12 +166,10 @@ def _number(
     value = body.get(name)
     if value is None:
         return default
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or not low <= value <= high or (above and value == low):
-        raise invalid(
-            f"{name} must be a number {'above' if above else 'from'} {low}{' and at most' if above else ' to'} {high}",
-            name,
-        )
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not low <= value <= high or (above and value == low):
+        bounds = f"above {low} and at most {high}" if above else f"from {low} to {high}"
+        raise invalid(f"{name} must be a number {bounds}", name)
     return float(value)
 
 
@@ -192,15 +190,16 @@ def _stops(body: Body) -> list[str]:
 
 def _prompts(body: Body, name: str) -> list[Prompt]:
     value = body.get(name)
-    prompts = [value] if isinstance(value, str) or _tokens(value) else value
-    if not isinstance(prompts, list) or not prompts or not all(isinstance(p, str) or _tokens(p) for p in prompts):
+    prompts = [value] if isinstance(value, str) or _is_tokens(value) else value
+    if not isinstance(prompts, list) or not prompts or not all(isinstance(p, str) or _is_tokens(p) for p in prompts):
         raise invalid(f"{name} must be a text, a list of tokens, or a list of these", name)
     return prompts
 
 
-def _tokens(value: object) -> bool:
-    whole = isinstance(value, list) and bool(value)
-    return whole and all(isinstance(t, int) and not isinstance(t, bool) for t in value)  # type: ignore[attr-defined]
+def _is_tokens(value: object) -> bool:
+    if not isinstance(value, list) or not value:
+        return False
+    return all(isinstance(t, int) and not isinstance(t, bool) for t in value)
 
 
 def _messages(body: Body) -> list[dict[str, str]]:
@@ -225,14 +224,14 @@ def _message(message: object, where: str) -> dict[str, str]:
 
 
 def seed_of(options: BatchOptions, choice: int) -> BatchOptions:
-    """The options of one of several choices: with a seed, each has its own."""
+    """Return the options of one of several choices; each has a seed of its own."""
     seed = options.get("seed")
     return options if seed is None else {**options, "seed": (seed + choice) % SEEDS}
 
 
 @dataclass(slots=True)
-class Choice:
-    """One answer, as far as it came."""
+class PartialChoice:
+    """One reply, as far as it has come."""
 
     text: list[str] = field(default_factory=list)
     tokens: list[Piece] = field(default_factory=list)
@@ -246,70 +245,68 @@ class Choice:
             self.tokens += [event] if event.token is not None else []
 
 
-class Form:
-    """What answers to one request look like."""
+class ReplyFormat:
+    """The format of the replies to one request."""
 
-    def __init__(self, asked: Asked, model: str) -> None:
-        self.asked, self.model = asked, model
-        self._id = f"{'chatcmpl' if asked.chat else 'cmpl'}-{secrets.token_hex(12)}"
+    def __init__(self, request: GenerationRequest, model: str) -> None:
+        self.request, self.model = request, model
+        self._id = f"{'chatcmpl' if request.chat else 'cmpl'}-{secrets.token_hex(12)}"
         self._created = int(time.time())
-        self._sent = [0] * asked.choices  # characters of each
+        self._sent = [0] * request.choices  # characters of each
 
-    def whole(self, choices: Sequence[Choice]) -> dict[str, Any]:
-        made = []
+    def complete(self, choices: Sequence[PartialChoice]) -> dict[str, Any]:
+        """Return the object of a reply that is not streamed."""
+        objects = []
         for k, choice in enumerate(choices):
             assert choice.finished
             text = "".join(choice.text)
-            said = (
-                {"message": {"role": "assistant", "content": text, "refusal": None}}
-                if self.asked.chat
-                else {"text": text}
-            )
-            made.append(self._choice(k, said, choice.tokens, REASONS[choice.finished.reason]))
-        return self._object(made, chunk=False) | {"usage": self._usage(choices)}
+            message = {"role": "assistant", "content": text, "refusal": None}
+            content = {"message": message} if self.request.chat else {"text": text}
+            objects.append(self._choice(k, content, choice.tokens, REASONS[choice.finished.reason]))
+        return self._object(objects, chunk=False) | {"usage": self._usage(choices)}
 
     def first(self, choice: int) -> dict[str, Any] | None:
-        """What a stream begins with."""
-        said = {"delta": {"role": "assistant", "content": ""}}
-        return self._chunk(self._choice(choice, said, None, None)) if self.asked.chat else None
+        """Return the first chunk of a choice; None if it has no special one."""
+        content = {"delta": {"role": "assistant", "content": ""}}
+        return self._chunk(self._choice(choice, content, None, None)) if self.request.chat else None
 
     def event(self, choice: int, event: Piece | Finished) -> dict[str, Any] | None:
-        """The chunk for it; None where there is nothing to say yet."""
-        chat = self.asked.chat
+        """Return the chunk for an event; None if it adds nothing yet."""
+        chat = self.request.chat
         if isinstance(event, Finished):
-            said: dict[str, Any] = {"delta": {}} if chat else {"text": ""}
-            return self._chunk(self._choice(choice, said, None, REASONS[event.reason]))
-        tokens = [event] if event.token is not None and self.asked.logprobs else None
+            content: dict[str, Any] = {"delta": {}} if chat else {"text": ""}
+            return self._chunk(self._choice(choice, content, None, REASONS[event.reason]))
+        tokens = [event] if event.token is not None and self.request.logprobs else None
         if not event.text and not tokens:
             return None
-        said = {"delta": {"content": event.text}} if chat else {"text": event.text}
+        content = {"delta": {"content": event.text}} if chat else {"text": event.text}
         start = self._sent[choice]
         self._sent[choice] += len(event.text)
-        return self._chunk(self._choice(choice, said, tokens, None, start))
+        return self._chunk(self._choice(choice, content, tokens, None, start))
 
-    def last(self, choices: Sequence[Choice]) -> dict[str, Any] | None:
-        """The usage, where it is asked for."""
-        return self._object([], chunk=True) | {"usage": self._usage(choices)} if self.asked.usage else None
+    def last(self, choices: Sequence[PartialChoice]) -> dict[str, Any] | None:
+        """Return the chunk with the usage, if the request includes it."""
+        return self._object([], chunk=True) | {"usage": self._usage(choices)} if self.request.usage else None
 
     def _chunk(self, choice: dict[str, Any]) -> dict[str, Any]:
-        return self._object([choice], chunk=True) | ({"usage": None} if self.asked.usage else {})
+        return self._object([choice], chunk=True) | ({"usage": None} if self.request.usage else {})
 
     def _object(self, choices: list[dict[str, Any]], chunk: bool) -> dict[str, Any]:
-        kind = ("chat.completion.chunk" if chunk else "chat.completion") if self.asked.chat else "text_completion"
+        kind = ("chat.completion.chunk" if chunk else "chat.completion") if self.request.chat else "text_completion"
         return {"id": self._id, "object": kind, "created": self._created, "model": self.model, "choices": choices}
 
     def _choice(
-        self, index: int, said: dict[str, Any], tokens: Sequence[Piece] | None, reason: str | None, start: int = 0
+        self, index: int, content: dict[str, Any], tokens: Sequence[Piece] | None, reason: str | None, start: int = 0
     ) -> dict[str, Any]:
-        logprobs = None if tokens is None or not self.asked.logprobs else self._logprobs(tokens, start)
-        return {"index": index, **said, "logprobs": logprobs, "finish_reason": reason}
+        logprobs = None if tokens is None or not self.request.logprobs else self._logprobs(tokens, start)
+        return {"index": index, **content, "logprobs": logprobs, "finish_reason": reason}
 
     def _logprobs(self, tokens: Sequence[Piece], start: int) -> dict[str, Any]:
-        """Of the tokens that were chosen; the GPU tells of no others, so "top" lists have that one alone."""
-        top = self.asked.top_logprobs
-        if self.asked.chat:
-            each = [{"token": p.text, "logprob": _finite(p), "bytes": _bytes(p)} for p in tokens]
-            return {"content": [e | {"top_logprobs": [dict(e)] if top else []} for e in each], "refusal": None}
+        """Return the log-probabilities of the chosen tokens. The GPU gives no others, so "top" has only that one."""
+        top = self.request.top_logprobs
+        if self.request.chat:
+            entries = [{"token": p.text, "logprob": _finite(p), "bytes": _bytes(p)} for p in tokens]
+            return {"content": [e | {"top_logprobs": [dict(e)] if top else []} for e in entries], "refusal": None}
         return {
             "tokens": [p.text for p in tokens],
             "token_logprobs": [_finite(p) for p in tokens],
@@ -317,15 +314,15 @@ class Form:
             "text_offset": list(accumulate((len(p.text) for p in tokens[:-1]), initial=start)) if tokens else [],
         }
 
-    def _usage(self, choices: Sequence[Choice]) -> dict[str, Any]:
-        """Prompts count once, whatever the number of answers to each."""
+    def _usage(self, choices: Sequence[PartialChoice]) -> dict[str, Any]:
+        """Count tokens; a prompt counts once, however many replies it has."""
         ends = [c.finished for c in choices if c.finished]
-        firsts = ends[:: self.asked.n]
-        prompt, made = sum(e.prompt_tokens for e in firsts), sum(e.tokens for e in ends)
+        firsts = ends[:: self.request.n]
+        prompt, generated = sum(e.prompt_tokens for e in firsts), sum(e.tokens for e in ends)
         return {
             "prompt_tokens": prompt,
-            "completion_tokens": made,
-            "total_tokens": prompt + made,
+            "completion_tokens": generated,
+            "total_tokens": prompt + generated,
             "prompt_tokens_details": {"cached_tokens": sum(e.cached_tokens for e in firsts)},
         }
 
@@ -339,10 +336,10 @@ def _finite(piece: Piece) -> float:
 
 
 def model_object(name: str, created: int, kind: str, context: int, max_tokens: int) -> dict[str, Any]:
-    """One of /v1/models; what it is for, and its limits, are beyond OpenAI's."""
-    facts = {"kind": kind, "context": context, "max_tokens": max_tokens}
-    return {"id": name, "object": "model", "created": created, "owned_by": "ptegpu", **facts}
+    """Return an entry of /v1/models; its kind and limits are additions to OpenAI's."""
+    ours = {"kind": kind, "context": context, "max_tokens": max_tokens}
+    return {"id": name, "object": "model", "created": created, "owned_by": "ptegpu", **ours}
 
 
-def no_model(name: str, known: Sequence[str]) -> ApiError:
-    return ApiError(404, f"there is no model {name[:64]!r} here: take {' or '.join(known)}", "model_not_found", "model")
+def no_model(name: str, names: Sequence[str]) -> ApiError:
+    return ApiError(404, f"there is no model {name[:64]!r} here: take {' or '.join(names)}", "model_not_found", "model")

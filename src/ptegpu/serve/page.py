@@ -1,4 +1,4 @@
-"""The chat page, which asks the server that it comes from, loads nothing from elsewhere, and is held to that."""
+"""The chat page. It talks only to its own server, and a content security policy enforces that."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TYPES = {"css": "text/css", "js": "text/javascript", "json": "application/json",
 
 
 def page_routes(keys: bool, examples: Mapping[str, Sequence[str]]) -> list[Route]:
-    """The page at / and its files; `keys` says whether it has to ask for one, `examples` are prompts by model."""
+    """Return the routes of the page at / and of its files. With `keys`, it asks for one; `examples` are by model."""
     index = filled("chat", TITLE, ABOUT)
     offers = {"chat": QUESTIONS, "text": EXAMPLES, "models": dict(examples)}
     site = {"title": TITLE, "page": "chat", "server": {"keys": keys, "examples": offers}}
@@ -41,14 +41,14 @@ def page_routes(keys: bool, examples: Mapping[str, Sequence[str]]) -> list[Route
 def _route(name: str, content: bytes, headers: dict[str, str]) -> Route:
     kind = f"{TYPES[name.rpartition('.')[2] or 'html']}; charset=utf-8"
 
-    async def answer(request: Request) -> Response:
+    async def respond(request: Request) -> Response:
         return Response(content, headers=headers | {"Content-Type": kind})
 
-    return Route(f"/{name}", answer)
+    return Route(f"/{name}", respond)
 
 
 def policy(index: bytes) -> str:
-    """What the page may do: run its own scripts, and ask this server; not be in a frame of another page."""
+    """Return a policy that allows the page's own scripts and requests to this server, but no frames."""
     scripts = re.findall(rb"<script>(.*?)</script>", index, re.DOTALL)
     hashes = [f"'sha256-{base64.b64encode(sha256(script).digest()).decode()}'" for script in scripts]
     allowed = {

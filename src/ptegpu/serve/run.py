@@ -1,4 +1,4 @@
-"""Uvicorn around an app: a socket that is bound before models are loaded, and an end that lets requests finish."""
+"""Uvicorn around an app: a socket bound before models are loaded, and a shutdown that lets requests finish."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ import uvicorn
 from ..errors import InvalidInput
 from ..site.hosts import Hosts
 from .app import Serving
-from .door import Door, protocol
+from .guard import RequestGuard, protocol
 
 
 def bind(host: str = "127.0.0.1", port: int = 8000) -> socket.socket:
-    """A socket that does not listen yet; InvalidInput where the address is taken, or is none."""
+    """Return a socket that does not listen yet; raise InvalidInput if the address is in use or invalid."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        made = socket.socket(family, kind, protocol)
+        bound = socket.socket(family, kind, protocol)
         try:
             if sys.platform != "win32":
-                made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            made.bind(address)
+                bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            bound.bind(address)
         except BaseException:
-            made.close()
+            bound.close()
             raise
-        return made
+        return bound
     except (OSError, UnicodeError) as e:
-        why = e.strerror if isinstance(e, OSError) else "this is no host"
-        raise InvalidInput(f"{host}, port {port}: {why}; give others with --host and --port") from None
+        reason = e.strerror if isinstance(e, OSError) else "this is not a host"
+        raise InvalidInput(f"{host}, port {port}: {reason}; give others with --host and --port") from None
 
 
 def url_of(bound: socket.socket) -> str:
@@ -45,17 +45,17 @@ def serve(
     started: Callable[[], object] = lambda: None,
     hosts: Iterable[str] = (),
 ) -> None:
-    """Answers until SIGTERM or SIGINT, and returns when all requests have ended; a second SIGINT ends them at once.
+    """Serve until SIGTERM or SIGINT, and return when all requests have ended; a second SIGINT ends them at once.
 
-    `hosts` are the names that clients may ask for, beyond loopback names and the address that is bound.
+    `hosts` are the names that clients may use, besides loopback names and the bound address.
     """
-    Server(configured(serving, [bound.getsockname()[0], *hosts]), serving, started).run([bound])
+    DrainingServer(configured(serving, [bound.getsockname()[0], *hosts]), serving, started).run([bound])
 
 
 def configured(serving: Serving, hosts: Iterable[str] = ()) -> uvicorn.Config:
     limits = serving.limits
     return uvicorn.Config(
-        Door(serving.app, Hosts(hosts), limits),
+        RequestGuard(serving.app, Hosts(hosts), limits),
         http=protocol(limits),
         loop="asyncio",  # uvloop reads MiBs from one connection before others have their turn
         h11_max_incomplete_event_size=limits.head,
@@ -65,20 +65,20 @@ def configured(serving: Serving, hosts: Iterable[str] = ()) -> uvicorn.Config:
         lifespan="off",
         server_header=False,
         timeout_keep_alive=30,
-        timeout_graceful_shutdown=int(limits.drain) + 5,  # for what does not heed its deadline
+        timeout_graceful_shutdown=int(limits.drain) + 5,  # for requests that ignore their deadlines
     )
 
 
-class Server(uvicorn.Server):
-    """Which drains, and does not raise the signal again: an end that was asked for is no failure."""
+class DrainingServer(uvicorn.Server):
+    """A server that drains, and does not raise the signal again: a requested shutdown is not a failure."""
 
     def __init__(self, config: uvicorn.Config, serving: Serving, started: Callable[[], object] = lambda: None) -> None:
         super().__init__(config)
-        self._serving, self._told, self._ending = serving, started, False
+        self._serving, self._on_start, self._ending = serving, started, False
 
     async def startup(self, sockets: Any = None) -> None:
         await super().startup(sockets)
-        self._told()
+        self._on_start()
 
     async def shutdown(self, sockets: Any = None) -> None:
         self._serving.drain()

@@ -1,4 +1,4 @@
-"""What was said, and when; as text, subtitles and JSON."""
+"""Transcripts with times, as text, subtitles and JSON."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ class Segment:
     end: float
     text: str
     tokens: list[int]  # with timestamps
-    logprob: float  # the mean over its window
-    no_speech: float  # how likely nothing is said in its window
+    logprob: float  # mean of its window
+    no_speech: float  # probability that nothing is said in its window
 
 
 @dataclass(slots=True)
@@ -33,25 +33,25 @@ class Transcript:
 
 
 def clock(seconds: float, point: str = ".") -> str:
-    """01:02:03.456"""
-    whole, thousandths = divmod(round(seconds * 1000), 1000)
-    return f"{whole // 3600:02}:{whole // 60 % 60:02}:{whole % 60:02}{point}{thousandths:03}"
+    """Format a time as 01:02:03.456."""
+    rounded, milliseconds = divmod(round(seconds * 1000), 1000)
+    return f"{rounded // 3600:02}:{rounded // 60 % 60:02}:{rounded % 60:02}{point}{milliseconds:03}"
 
 
 def srt(segments: Iterable[Segment]) -> str:
-    """Subtitles as SubRip has them."""
+    """Format subtitles as SubRip."""
     return "".join(
         f"{k}\n{clock(s.start, ',')} --> {clock(s.end, ',')}\n{_lines(s)}\n\n" for k, s in enumerate(segments, 1)
     )
 
 
 def vtt(segments: Iterable[Segment]) -> str:
-    """Subtitles as the web has them."""
+    """Format subtitles as WebVTT."""
     parts = (f"{clock(s.start)} --> {clock(s.end)}\n{_lines(s, web=True)}\n\n" for s in segments)
     return "WEBVTT\n\n" + "".join(parts)
 
 
 def _lines(segment: Segment, web: bool = False) -> str:
-    """On one line: an empty one would end it, and so would an arrow."""
+    """Return the text on one line; an empty line or an arrow would end the subtitle."""
     text = " ".join(segment.text.split()).replace("-->", "->")
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;") if web else text

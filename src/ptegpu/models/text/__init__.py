@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from ..tokenizer import Tokenizer
     from .batch import BatchEngine
     from .chat import Conversation
-    from .generation import Generation, Stream, Timings
+    from .generation import Generation, Timings
+    from .handle import Stream
     from .model import LanguageModel
     from .perplexity import Evaluation, evaluate
     from .sampling import Sampling
@@ -29,7 +30,7 @@ __getattr__ = lazy(
         "Generation": ".generation",
         "LanguageModel": ".model",
         "Sampling": ".sampling",
-        "Stream": ".generation",
+        "Stream": ".handle",
         "Timings": ".generation",
         "Tokenizer": "..tokenizer",
         "evaluate": ".perplexity",

@@ -1,11 +1,13 @@
-"""Bundles of language models, with what generation adds to their methods and the sizes that it runs at."""
+"""The methods and sizes that text generation adds to a program: sampling for one sequence, and a form for several."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from ...errors import UnsupportedProgram
 from ...format import Program
+from ...plan import Bundle, Var
 from ...sampling import MODES, PENALTY, words_of
 from ..card import Card
 from ..kinds import Additions
@@ -16,46 +18,31 @@ if TYPE_CHECKING:
     from ...compiler.decoding import Count
     from ...plan import Target
 
-GENERATE = "ptegpu.generate"  # the name of `forward` with this, in a bundle
-SERVE = "ptegpu.serve"  # the name of `forward` for many sequences
-LIMITS = "ptegpu.serve.limits"  # a constant method beside it: the pages of its caches, the most rows of a run
+GENERATE = "ptegpu.generate"  # `forward` with sampling, in a bundle
+SERVE = "ptegpu.serve"  # `forward` for several sequences
+LIMITS = "ptegpu.serve.limits"  # a constant method: the pages of the caches, and the most rows of a run
+
+
+class Many(NamedTuple):
+    """The limits of a bundle for several sequences."""
+
+    sequences: int = 64
+    memory: int = 1 << 30  # upper bound for caches, in bytes
+    rows: int = 512  # of a run; fewer if the model takes fewer
 
 
 def sampling_of(signature: Signature) -> Append:
-    """Return what appends the choice of the next token to the model."""
+    """Return what appends the choice of the next token to `forward`."""
     from ...compiler.decoding import sampling
 
     return sampling(signature.vocabulary, signature.chunk if signature.every else 1)
 
 
 def serving_of(signature: Signature, pages: Count, sequences: int) -> Append:
-    """Return what makes `forward` a method of many sequences, with that many `pages` of caches in all."""
+    """Return what turns `forward` into a method for several sequences, whose caches have `pages` in all."""
     from ...compiler.decoding import serving
 
     return serving(signature.vocabulary, signature.context, signature.chunk, pages, sequences)
-
-
-def points_of(signature: Signature) -> Sequence[Mapping[str, int]]:
-    """The sizes that generation runs at: prompts of every length, with and without scores; and every way to sample."""
-    words = words_of(signature.vocabulary)
-    lengths = range(1, signature.chunk + 1)
-
-    def point(length: int, targets: int, how: int) -> dict[str, int]:
-        seen = words if how & PENALTY else 1
-        rows = {"input 2[1]": length, "input 3[1]": length} if signature.pictures else {}
-        return rows | {"input 0[1]": length, "targets[1]": targets, "how": how, "seen[0]": seen}
-
-    found = [point(n, 0, how) for n in (1, 2, signature.chunk) for how in MODES if n <= signature.chunk]
-    found += [point(n, 0, 1) for n in lengths] + [point(n, 0, 0) for n in lengths]
-    return found + [point(n, n if signature.every else 1, 0) for n in lengths]
-
-
-class Many(NamedTuple):
-    """What a bundle for `BatchEngine` is made for."""
-
-    sequences: int = 64
-    memory: int = 1 << 30  # bytes of caches, at most
-    rows: int = 512  # of a run, where the model takes so many
 
 
 def plans(file: Program, card: Card) -> Additions:
@@ -64,34 +51,94 @@ def plans(file: Program, card: Card) -> Additions:
     return Additions({GENERATE: points_of(signature)}, {GENERATE: (METHOD, sampling_of(signature))})
 
 
-def serving_plans(file: Program, card: Card, many: Many, targets: Sequence[Target]) -> Additions:
-    """Return the methods that generate text, for one sequence and for many, and their sizes."""
-    signature, alone = read_signature(file, card), plans(file, card)
-    limit = min(min(t.max_binding_bytes, t.max_buffer_bytes) for t in targets)
-    also, points = _serving(signature, many, limit, any(t.cache == "f16" for t in targets))
-    return Additions({**alone.points, SERVE: points}, {**alone.also, **also})
-
-
-def _serving(
-    signature: Signature, many: Many, limit: int, half: bool
-) -> tuple[dict[str, tuple[str, Append]], Sequence[Mapping[str, int]]]:
-    """`forward` for many sequences and its limits, as further methods; the sizes of the former."""
-    from .runners import check_chunk, pages_of
-    from .runners import points_of as points_of_many
-
+def serving_plans(file: Program, card: Card, sizes: Many, targets: Sequence[Target]) -> Additions:
+    """Return the methods that generate text, for one sequence and for several, and their sizes."""
+    signature, single = read_signature(file, card), plans(file, card)
     check_chunk(signature)
-    rows = min(many.rows, signature.chunk)
-    sequences = min(many.sequences, rows)
+    rows = min(sizes.rows, signature.chunk)
+    sequences = min(sizes.sequences, rows)
+    limit = min(min(t.max_binding_bytes, t.max_buffer_bytes) for t in targets)
+    half = any(t.cache == "f16" for t in targets)
     pages = 0
 
-    def count(sizes: Sequence[int]) -> int:
+    def count(page_sizes: Sequence[int]) -> int:
         nonlocal pages
-        pages = pages_of(signature, sequences, sizes, many.memory, limit, half)
+        pages = pages_of(signature, sequences, page_sizes, sizes.memory, limit, half)
         return pages
 
     def limits(tail: Tail) -> None:
         tail.flat.inputs, tail.flat.code, tail.flat.input_tree = [], [], ""
-        tail.outputs = [pages, rows]  # known by now: methods are made in order
+        tail.outputs = [pages, rows]  # methods are compiled in order, so `count` was called before
 
     also = {SERVE: (METHOD, serving_of(signature, count, sequences)), LIMITS: (METHOD, limits)}
-    return also, points_of_many(signature, rows, sequences)
+    return Additions({**single.points, SERVE: serving_points(signature, rows, sequences)}, {**single.also, **also})
+
+
+def points_of(signature: Signature) -> Sequence[Mapping[str, int]]:
+    """Return the sizes to plan for: prompts of every length, with and without scores, and every kind of sampling."""
+    words = words_of(signature.vocabulary)
+    lengths = range(1, signature.chunk + 1)
+
+    def point(length: int, targets: int, flags: int) -> dict[str, int]:
+        seen_words = words if flags & PENALTY else 1
+        rows = {"input 2[1]": length, "input 3[1]": length} if signature.pictures else {}
+        return rows | {"input 0[1]": length, "targets[1]": targets, "how": flags, "seen[0]": seen_words}
+
+    points = [point(n, 0, flags) for n in (1, 2, signature.chunk) for flags in MODES if n <= signature.chunk]
+    points += [point(n, 0, 1) for n in lengths] + [point(n, 0, 0) for n in lengths]
+    return points + [point(n, n if signature.every else 1, 0) for n in lengths]
+
+
+def serving_points(signature: Signature, rows: int, sequences: int) -> list[dict[str, int]]:
+    """Return the sizes to plan for: every number of rows and of sampled rows, with and without a penalty."""
+    words = words_of(signature.vocabulary)
+    sizes = [(n, sampled) for n in range(1, rows + 1) for sampled in {1, min(n, sequences)}]
+    sizes += [(n, sampled) for sampled in range(1, sequences + 1) for n in {sampled, rows}]
+
+    def point(n: int, sampled: int, words: int) -> dict[str, int]:
+        counts = {f"{name}[0]": sampled for name in ("wanted", "settings", "seen")}
+        return {"input 0[1]": n, "rows[0]": n, "seen[1]": words, **counts}
+
+    return [point(n, sampled, seen_words) for seen_words in (0, words) for n, sampled in sizes]
+
+
+def check_chunk(signature: Signature) -> None:
+    """Raise UnsupportedProgram unless the program can be turned into one for several sequences."""
+    if signature.chunk == 1:
+        raise UnsupportedProgram("a program that takes one token at a time cannot serve several sequences at once")
+    if signature.pictures:
+        raise UnsupportedProgram("a program that sees pictures cannot serve several sequences at once")
+
+
+def bundle_limits(bundle: Bundle) -> tuple[int, int, int]:
+    """Return what a bundle was made for: pages of caches, rows of a run, sequences."""
+    methods = bundle.methods[0]
+    if SERVE not in methods:
+        missing = "the bundle has no plans for several sequences at once"
+        raise UnsupportedProgram(f"{missing}: `ptegpu compile --serve` makes one that has")
+    pages, rows = methods[LIMITS].outputs
+    (tables,) = (v for v in methods[SERVE].inputs if isinstance(v, Var) and v.name == "tables")
+    assert isinstance(pages, int) and isinstance(rows, int)
+    return pages, rows, tables.sizes[0]
+
+
+def width_of(signature: Signature) -> int:
+    """Return the pages of a full context."""
+    from ...kernels.attention import PAGE
+
+    return -(-signature.context // PAGE)
+
+
+def pages_of(
+    signature: Signature, sequences: int, sizes: Sequence[int], memory: int | None, limit: int, half: bool
+) -> int:
+    """Return the number of pages: all that the sequences can use, if memory permits, but at least one full context.
+
+    `sizes` are the bytes of a page of each cache in float32; `half` caches take half of that. A cache has at most
+    `limit` bytes.
+    """
+    parts = 2 if half else 1
+    count = sequences * width_of(signature)
+    if memory is not None:
+        count = min(count, memory * parts // sum(sizes))
+    return max(width_of(signature), min(count, limit * parts // max(sizes)))

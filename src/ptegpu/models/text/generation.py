@@ -1,8 +1,7 @@
-"""A generation: what came out, how long it took, and the stream that it comes from, piece by piece."""
+"""The result of a prompt: text, tokens, the reason for its end, and timings."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -11,7 +10,7 @@ FinishReason = Literal["stop", "length", "context", "cancelled", "deadline"]
 
 @dataclass(slots=True)
 class Timings:
-    """Seconds and tokens. The first token comes at the end of the prefill, so decoding makes one less than all."""
+    """Seconds and tokens. The prefill gives the first token, so decoding gives one token less than all."""
 
     reused_tokens: int = 0  # of the prompt, found in the cache
     prefill_tokens: int = 0  # of the prompt, computed
@@ -21,7 +20,7 @@ class Timings:
 
     @property
     def prefill_rate(self) -> float:
-        """Tokens per second; 0 where nothing was computed."""
+        """Tokens per second; 0 if nothing was computed."""
         return self.prefill_tokens / self.prefill_s if self.prefill_s else 0.0
 
     @property
@@ -31,7 +30,7 @@ class Timings:
 
 @dataclass(slots=True)
 class Generation:
-    """What a prompt gave. Stop tokens are in neither `text` nor `tokens`; a stop string is in `tokens` only.
+    """The result of a prompt. Stop tokens are in neither `text` nor `tokens`; a stop string is in `tokens` only.
 
     `logprobs` are the natural logarithms of the tokens' probabilities in the model's own distribution, before
     temperature, penalty and filters. `finish_reason`: "stop" (a stop token or string), "length" (max_tokens), "context"
@@ -45,30 +44,3 @@ class Generation:
     logprobs: list[float] = field(default_factory=list)
     finish_reason: FinishReason | None = None  # None: still running
     timings: Timings = field(default_factory=Timings)
-
-
-class Stream(Iterator[str]):
-    """Pieces of text as they come, whole characters each; `generation` is what came so far."""
-
-    def __init__(self, generation: Generation) -> None:
-        self.generation = generation
-        self.cancelled = False
-        self.together = 1  # steps that the GPU is given at once; more than one where nobody waits for each token
-        self._pieces: Iterator[str] = iter(())
-
-    def start(self, pieces: Iterator[str]) -> Stream:
-        """Where the pieces come from."""
-        self._pieces = pieces
-        return self
-
-    def follow(self, wrap: Callable[[Iterator[str]], Iterator[str]]) -> Stream:
-        """Let the pieces pass through something that watches them."""
-        self._pieces = wrap(self._pieces)
-        return self
-
-    def __next__(self) -> str:
-        return next(self._pieces)
-
-    def cancel(self) -> None:
-        """Stop before the next token; from any thread, or from a signal handler."""
-        self.cancelled = True

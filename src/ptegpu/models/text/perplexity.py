@@ -1,4 +1,4 @@
-"""Perplexity of a text, in windows that overlap, so that every token is scored with context before it."""
+"""The perplexity of a text, in overlapping windows, so that every token is scored with context before it."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ WINDOW = 512
 
 
 class Scorer(Protocol):
-    """What gives the log-probabilities of tokens, from number `first` on, given those before."""
+    """A model that returns the log-probabilities of tokens, from number `first` on, given those before."""
 
     def score(self, prompt: list[int], first: int = 1) -> np.ndarray: ...
 
 
-class Window(NamedTuple):
+class ScoredWindow(NamedTuple):
     begin: int
     first: int  # the first token to score
     end: int
@@ -29,12 +29,12 @@ class Window(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """Of a text: nats per token, and what follows from them."""
+    """The mean negative log-probability of a text's tokens, and figures derived from it."""
 
     tokens: int
-    scored: int  # all but those without context
+    scored: int  # all but the first
     windows: int
-    nats: float  # mean, per token scored
+    nats: float  # mean per scored token
     nbytes: int  # of the text
     seconds: float
 
@@ -47,13 +47,13 @@ class Evaluation:
         return self.nats * self.scored / math.log(2) / self.nbytes
 
 
-def windows(count: int, size: int, stride: int) -> Iterator[Window]:
-    """Windows of `size` tokens, each `stride` after the one before; a token is scored in the first that reaches it."""
+def windows(count: int, size: int, stride: int) -> Iterator[ScoredWindow]:
+    """Yield windows of `size` tokens at a distance of `stride`. The first window that has a token scores it."""
     first = 1
     for begin in range(0, count, stride):
         end = min(begin + size, count)
         if end > first:
-            yield Window(begin, first, end)
+            yield ScoredWindow(begin, first, end)
         first = end
         if end == count:
             return
@@ -67,7 +67,7 @@ def evaluate(
     stride: int | None = None,
     progress: Callable[[int, int], object] = lambda done, total: None,
 ) -> Evaluation:
-    """The perplexity of `tokens`, of a text of `nbytes`. `progress` is told how many tokens are scored."""
+    """Return the perplexity of `tokens`, of a text of `nbytes`. `progress` is called with the scored tokens and all."""
     step = max(1, size // 2) if stride is None else stride
     if size < 2 or not 1 <= step < size:
         raise InvalidInput(
@@ -78,8 +78,8 @@ def evaluate(
     started = time.perf_counter()
     total, scored, count = 0.0, 0, 0
     for window in windows(len(tokens), size, step):
-        found = model.score(tokens[window.begin : window.end], window.first - window.begin)
-        total -= float(found.astype(np.float64).sum())
-        scored, count = scored + len(found), count + 1
+        logprobs = model.score(tokens[window.begin : window.end], window.first - window.begin)
+        total -= float(logprobs.astype(np.float64).sum())
+        scored, count = scored + len(logprobs), count + 1
         progress(scored, len(tokens) - 1)
     return Evaluation(len(tokens), scored, count, total / scored, nbytes, time.perf_counter() - started)

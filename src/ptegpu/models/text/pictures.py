@@ -1,8 +1,8 @@
-"""Pictures for language models that see: pixels from files, and text around them.
+"""Pictures for language models that see: pixels from files, and the text around them.
 
-A picture becomes tiles of one size, each of which the program turns into rows that stand in place of tokens. Rows are
-kept under ids of their own, above those of the vocabulary, so that equal pictures have equal ids: what the cache holds
-is known token by token, pictures included.
+A picture becomes tiles of one size, and the program turns each tile into rows that replace tokens. Rows have ids of
+their own, above those of the vocabulary, and equal pictures have equal ids. So the cache is known token by token,
+pictures included.
 """
 
 from __future__ import annotations
@@ -20,111 +20,111 @@ from ..media import open_image
 from ..parts import RESAMPLES, Vision
 
 
-class Look(NamedTuple):
-    """A picture that a model has seen: the ids of its rows, and how many tiles it has down and across."""
+class EncodedPicture(NamedTuple):
+    """A picture that a model has seen: the ids of its rows, and the numbers of its tiles down and across."""
 
     ids: list[int]
     down: int
     across: int
 
 
-Picture = str | os.PathLike[str] | np.ndarray | Look  # a file, or uint8 (height, width, 3)
+Picture = str | os.PathLike[str] | np.ndarray | EncodedPicture  # a file, or uint8 (height, width, 3)
 
 
-def pixels(picture: str | os.PathLike[str] | np.ndarray, facts: Vision) -> tuple[np.ndarray, int, int]:
-    """A picture as tiles float32 (n, 3, size, size), and how many there are down and across; the last is the whole."""
+def pixels(picture: str | os.PathLike[str] | np.ndarray, vision: Vision) -> tuple[np.ndarray, int, int]:
+    """Return tiles, float32 (n, 3, size, size), and their numbers down and across; the last is the whole picture."""
+
+    def resized(image: Any, width: int, height: int) -> Any:
+        return image.resize((width, height), RESAMPLES.index("lanczos"))
+
     image = open_image(picture)
-    image = _resized(image, *_longest(image.width, image.height, facts.longest))
-    size, down, across = facts.size, 0, 0
+    image = resized(image, *_longest(image.width, image.height, vision.longest))
+    size, down, across = vision.size, 0, 0
     tiles = []
-    if facts.split:
-        image = _resized(image, *_multiples(image.width, image.height, size))
+    if vision.split:
+        image = resized(image, *_multiples(image.width, image.height, size))
         if image.width > size or image.height > size:
             down, across = image.height // size, image.width // size
             corners = [(c * size, r * size) for r in range(down) for c in range(across)]
             tiles = [image.crop((x, y, x + size, y + size)) for x, y in corners]
-    tiles.append(_resized(image, size, size))
+    tiles.append(resized(image, size, size))
     values = np.stack([np.asarray(tile, np.float32) for tile in tiles]) / np.float32(255)  # (n, size, size, 3)
-    scaled = (values - np.array(facts.mean, np.float32)) / np.array(facts.std, np.float32)
+    scaled = (values - np.array(vision.mean, np.float32)) / np.array(vision.std, np.float32)
     return np.ascontiguousarray(scaled.transpose(0, 3, 1, 2), np.float32), down, across
 
 
 def _longest(width: int, height: int, longest: int) -> tuple[int, int]:
-    """The longer side becomes `longest`, the other one even."""
+    """Return sides of which the longer one is `longest`, and the other one is even."""
     shorter = int(longest / (max(width, height) / min(width, height)))
     shorter = max(shorter + shorter % 2, 1)
     return (longest, shorter) if width >= height else (shorter, longest)
 
 
 def _multiples(width: int, height: int, size: int) -> tuple[int, int]:
-    """Both sides become multiples of a tile's, the longer one first."""
+    """Return sides that are multiples of a tile's side; the longer one is rounded first."""
     longer = math.ceil(max(width, height) / size) * size
     shorter = int(longer / (width / height)) if width >= height else int(longer * (width / height))
     shorter = math.ceil(shorter / size) * size
     return (longer, shorter) if width >= height else (shorter, longer)
 
 
-def _resized(image: Any, width: int, height: int) -> Any:
-    return image.resize((width, height), RESAMPLES.index("lanczos"))
-
-
 class Pictures:
-    """The rows of all pictures that a model has seen, by their ids: `first` and above."""
+    """The rows of all pictures that a model has seen, by their ids, from `first` on."""
 
-    def __init__(self, facts: Vision, first: int, see: Callable[[np.ndarray], np.ndarray]) -> None:
-        self.facts, self.first, self._see = facts, first, see
-        self.rows = np.zeros((0, facts.dim), np.float32)
-        self._known: dict[bytes, int] = {}  # tiles: where their rows begin
-        self.none = np.ones((1, 1, 1), np.float32), np.zeros((1, 1, facts.dim), np.float32)  # for one token
+    def __init__(self, vision: Vision, first: int, see: Callable[[np.ndarray], np.ndarray]) -> None:
+        self.vision, self.first, self._see = vision, first, see
+        self.rows = np.zeros((0, vision.dim), np.float32)
+        self._offsets: dict[bytes, int] = {}  # digest of a tile → its first row
+        self.none = np.ones((1, 1, 1), np.float32), np.zeros((1, 1, vision.dim), np.float32)  # for one token
 
     @property
     def end(self) -> int:
-        """The first id that is not known."""
+        """The id after the last one."""
         return self.first + len(self.rows)
 
-    def look(self, picture: Picture) -> Look:
-        """A picture's rows, which are computed if they are new."""
-        if isinstance(picture, Look):
+    def look(self, picture: Picture) -> EncodedPicture:
+        """Return a picture's ids; compute its rows if they are new."""
+        if isinstance(picture, EncodedPicture):
             return picture
-        tiles, down, across = pixels(picture, self.facts)
-        found: list[int] = []
+        tiles, down, across = pixels(picture, self.vision)
+        ids: list[int] = []
         for tile in tiles:
             key = hashlib.sha256(tile.tobytes()).digest()
-            if key not in self._known:
+            if key not in self._offsets:
                 rows = self._see(tile[None])
                 if not np.isfinite(rows).all():
                     raise InvalidInput("the model gives no finite numbers for this picture")
-                self._known[key] = len(self.rows)
+                self._offsets[key] = len(self.rows)
                 self.rows = np.concatenate([self.rows, rows])
-            start = self.first + self._known[key]
-            found += range(start, start + self.facts.rows)
-        return Look(found, down, across)
+            start = self.first + self._offsets[key]
+            ids += range(start, start + self.vision.rows)
+        return EncodedPicture(ids, down, across)
 
     def encode(self, text: str, pictures: Sequence[Picture], encode: Callable[[str], list[int]]) -> list[int]:
-        """The tokens of a text in which each mark is a picture; without marks, pictures come first."""
-        f = self.facts
-        if f.mark not in text:
-            text = f.mark * len(pictures) + text
-        parts = text.split(f.mark)
-        if len(parts) != len(pictures) + 1:
-            raise InvalidInput(f"the prompt has {len(parts) - 1} × {f.mark}, and there are {len(pictures)} pictures")
-        seen: list[int] = []
-        whole = parts[0]
-        for picture, part in zip(pictures, parts[1:], strict=True):
-            ids, down, across = self.look(picture)
-            seen += ids
-            whole += f.text(down, across) + part
-        tokens = encode(whole)
-        places = [k for k, token in enumerate(tokens) if token == f.token]
-        if len(places) != len(seen):
-            raise InvalidInput(f"the tokenizer makes {len(places)} tokens of {len(seen)} × {f.mark}")
-        for place, row in zip(places, seen, strict=True):
-            tokens[place] = row
+        """Return the tokens of a text whose marks are pictures; without marks, pictures come first."""
+        vision, mark = self.vision, self.vision.mark
+        if mark not in text:
+            text = mark * len(pictures) + text
+        expanded, *parts = text.split(mark)
+        if len(parts) != len(pictures):
+            raise InvalidInput(f"the prompt has {len(parts)} × {mark}, and there are {len(pictures)} pictures")
+        ids: list[int] = []
+        for picture, part in zip(pictures, parts, strict=True):
+            encoded = self.look(picture)
+            ids += encoded.ids
+            expanded += vision.text(encoded.down, encoded.across) + part
+        tokens = encode(expanded)
+        positions = [k for k, token in enumerate(tokens) if token == vision.token]
+        if len(positions) != len(ids):
+            raise InvalidInput(f"the tokenizer makes {len(positions)} tokens of {len(ids)} × {mark}")
+        for position, row in zip(positions, ids, strict=True):
+            tokens[position] = row
         return tokens
 
-    def arguments(self, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Of ids (1, S): tokens, which of them count, float32 (1, S, 1), and rows in place of others (1, S, dim)."""
-        kept = tokens < self.first
-        rows = np.zeros((*tokens.shape, self.facts.dim), np.float32)
-        rows[~kept] = self.rows[tokens[~kept] - self.first]
-        return np.where(kept, tokens, tokens.dtype.type(self.facts.token)), kept[..., None].astype(np.float32), rows
+    def arguments(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return inputs for ids (1, S): tokens, 1 where a token counts, float32 (1, S, 1), and rows (1, S, dim)."""
+        is_token = ids < self.first
+        rows = np.zeros((*ids.shape, self.vision.dim), np.float32)
+        rows[~is_token] = self.rows[ids[~is_token] - self.first]
+        tokens = np.where(is_token, ids, ids.dtype.type(self.vision.token))
+        return tokens, is_token[..., None].astype(np.float32), rows

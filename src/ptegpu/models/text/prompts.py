@@ -1,19 +1,24 @@
-"""What a language model takes: the tokens of prompts, by its tokenizer and its limits. Nothing here knows of a GPU."""
+"""The inputs of a language model: the tokens of prompts, by its tokenizer and limits. This module uses no GPU."""
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING, Any, Self, TypedDict, cast
 
 from ...errors import InvalidInput
 from ..tokenizer import Detokenizer, StopStrings, Tokenizer, find_tokenizer
 from .generation import Generation
+from .handle import Handle, Outcome
+from .sampling import Sampler, Sampling
+from .schedule import TextRequest
 from .signature import Signature
 
 if TYPE_CHECKING:
     from ..template import Message
+    from .pictures import Pictures
 
 MAX_TOKENS = 256
 
@@ -24,8 +29,8 @@ class PromptTooLong(InvalidInput):
     """A prompt with more tokens than the model's context holds."""
 
 
-class Options(TypedDict, total=False):
-    """How to generate; see `Sampling` for the settings that choose tokens."""
+class GenerationOptions(TypedDict, total=False):
+    """Options of generation; see `Sampling` for the settings that choose tokens."""
 
     max_tokens: int  # 256
     temperature: float  # 0: greedy
@@ -39,24 +44,32 @@ class Options(TypedDict, total=False):
 
 
 class Prompts:
-    """A model's tokenizer and limits. The tokenizer is looked for when it is first needed, unless it is given."""
+    """A model's tokenizer and limits. The tokenizer is searched for when it is first needed, unless it is given.
 
-    def __init__(
-        self,
-        path: Path | None,
-        signature: Signature,
-        tokenizer: str | os.PathLike[str] | None,
-    ) -> None:
+    Close models, or use them as context managers.
+    """
+
+    def __init__(self, path: Path | None, signature: Signature, tokenizer: str | os.PathLike[str] | None) -> None:
         self.signature = signature
+        self.pictures: Pictures | None = None  # those that the model has seen, if it can see
         self._path = path
         self._tokenizer_path = tokenizer
         self._tokenizer: Tokenizer | None = None
         if tokenizer is not None:
-            self._tokenizer = find_tokenizer(self._path, tokenizer)
+            self._tokenizer = find_tokenizer(path, tokenizer)
+
+    def close(self) -> None:
+        """Free the GPU memory."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """What turns text into tokens; InvalidInput, with the files looked for, if there is none."""
+        """The tokenizer; without one, InvalidInput names the files that were searched for."""
         if self._tokenizer is None:
             self._tokenizer = find_tokenizer(self._path, self._tokenizer_path)
         return self._tokenizer
@@ -75,86 +88,61 @@ class Prompts:
         return frozenset((*self.signature.eos, *(() if eos is None else (eos,))))
 
     def encode(self, prompt: Prompt) -> list[int]:
-        """The tokens of a prompt, checked: there are some, the model knows them, and they fit its context."""
+        """Return the tokens of a prompt; raise InvalidInput for no tokens, too many, or unknown ones."""
         tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else [int(t) for t in prompt]
         vocabulary, context = self.signature.vocabulary, self.signature.context
         if not tokens:
             raise InvalidInput("the prompt is empty: give at least one token")
-        unknown = next((t for t in tokens if not 0 <= t < self._known()), None)
+        end = self.pictures.end if self.pictures else vocabulary
+        unknown = next((t for t in tokens if not 0 <= t < end), None)
         if unknown is not None:
             raise InvalidInput(f"token {unknown} is not in the model's vocabulary of {vocabulary}")
         if len(tokens) > context:
             raise PromptTooLong(f"the prompt has {len(tokens)} tokens, the model's context holds {context}")
         return tokens
 
-    def _known(self) -> int:
-        """Ids below it can be run."""
-        return self.signature.vocabulary
-
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:
-        """The tokens of a conversation, up to where the model's next message begins; checked, too."""
+        """Return the tokens of a conversation, up to where the model's next message begins."""
         return self.encode(self.tokenizer.encode_chat(self._parts(messages)))
 
+    def request(
+        self,
+        tokens: list[int],
+        options: Mapping[str, object],
+        *,
+        deadline: float = math.inf,
+        owner: str = "",
+        lookahead: int = 1,
+        with_bytes: bool = False,
+        on_event: Callable[[Outcome], object] | None = None,
+    ) -> Handle:
+        """Return a request for the continuation of a checked prompt; `options` are `GenerationOptions`.
+
+        `with_bytes` adds to each piece the bytes of its token.
+        """
+        settings: dict[str, Any] = dict(options)
+        max_tokens = settings.pop("max_tokens", MAX_TOKENS)
+        if max_tokens < 0:
+            raise InvalidInput(f"max_tokens must be at least 0, not {max_tokens}")
+        stop, stop_tokens = settings.pop("stop", ()), settings.pop("stop_tokens", None)
+        sampling = Sampling(**settings)
+        vocabulary, context = self.signature.vocabulary, self.signature.context
+        detokenizer = None
+        if self.has_tokenizer:
+            detokenizer = Detokenizer(self.tokenizer, [t for t in tokens if t < vocabulary])
+        ends = self.stop_tokens if stop_tokens is None else frozenset(stop_tokens)
+        request = TextRequest(
+            tokens, max_tokens, Sampler(sampling, vocabulary), context, ends, deadline, owner, lookahead=lookahead
+        )
+        stops = StopStrings([stop] if isinstance(stop, str) else stop)
+        bytes_of = self.tokenizer.bytes_of if detokenizer and with_bytes else None
+        return Handle(request, Generation(tokens, cast(int, sampling.seed)), detokenizer, stops, bytes_of, on_event)
+
     def _parts(self, messages: Sequence[Message]) -> list[Message]:
-        """Messages as templates want them: where there may be pictures, a content is a list of parts."""
+        """Return messages for a template. That of a model that sees takes contents as lists of parts."""
         if self.signature.pictures is None:
             return list(messages)
-        text = [isinstance(m.get("content"), str) for m in messages]
         return [
-            {**m, "content": [{"type": "text", "text": m["content"]}]} if plain else m
-            for m, plain in zip(messages, text)
+            {**m, "content": [{"type": "text", "text": m["content"]}]} if isinstance(m.get("content"), str) else m
+            for m in messages
         ]
-
-    def writer(self, made: Generation, stop: str | Iterable[str] = ()) -> Writer:
-        """What makes text of a generation's tokens."""
-        stops = StopStrings([stop] if isinstance(stop, str) else stop)
-        if not self.has_tokenizer:
-            return Writer(made, None, stops)
-        detokenizer = Detokenizer(self.tokenizer, self._said(made.prompt_tokens))
-        return Writer(made, detokenizer, stops, self.tokenizer.bytes_of)
-
-    def _said(self, tokens: Sequence[int]) -> list[int]:
-        """Tokens without those that stand for pictures."""
-        return [t for t in tokens if t < self.signature.vocabulary]
-
-    def ends(self, stop_tokens: Iterable[int] | None) -> frozenset[int]:
-        """The tokens that end a text: those given, or the model's own."""
-        return self.stop_tokens if stop_tokens is None else frozenset(stop_tokens)
-
-
-class Writer:
-    """Fills a generation, token by token. Without a tokenizer there is no text."""
-
-    def __init__(
-        self,
-        made: Generation,
-        detokenizer: Detokenizer | None,
-        stops: StopStrings,
-        bytes_of: Callable[[int], bytes | None] = lambda token: None,
-    ) -> None:
-        self._made, self._detokenizer, self._stops, self.bytes_of = made, detokenizer, stops, bytes_of
-
-    @property
-    def stopped(self) -> bool:
-        """Whether a stop string is complete."""
-        return self._stops.stopped
-
-    def push(self, token: int, logprob: float) -> str:
-        """The text that is certain with this token."""
-        self._made.tokens.append(token)
-        self._made.logprobs.append(logprob)
-        return self._add(self._detokenizer.push(token)) if self._detokenizer else ""
-
-    def finish(self) -> str:
-        """What is left, as no token comes any more."""
-        return self._add(self._detokenizer.finish(), last=True) if self._detokenizer else ""
-
-    def _add(self, text: str, last: bool = False) -> str:
-        text = self._stops.push(text) + (self._stops.finish() if last else "")
-        self._made.text += text
-        return text
-
-
-def check_max_tokens(max_tokens: int) -> None:
-    if max_tokens < 0:
-        raise InvalidInput(f"max_tokens must be at least 0, not {max_tokens}")

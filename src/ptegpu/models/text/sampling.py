@@ -1,28 +1,31 @@
-"""How the next token is chosen: the settings that a caller gives, as the words that the GPU reads."""
+"""The choice of the next token: settings that a caller gives, as the operands that the GPU reads."""
 
 from __future__ import annotations
 
 import math
 import secrets
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from ...errors import InvalidInput
-from ...sampling import DRAW, GREEDY, PENALTY, TOP_K, TOP_P, words_of
+from ...sampling import DRAW, GREEDY, PENALTY, SETTINGS, TOP_K, TOP_P, words_of
 
 SEEDS = 1 << 32
+pack_step = struct.Struct("<I").pack
+LARGEST = 3.4e38  # within float32
+UNUSED = bytes(4 * (len(SETTINGS) + 1))  # settings of a row whose token is not used
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """Temperature 0 is greedy: always the likeliest token. The other settings leave tokens out, in the order given.
+    """Settings for choosing tokens. Temperature 0 is greedy; filters apply in the order of the fields.
 
-    `top_k` keeps the k likeliest, 0 all; `top_p` the fewest of these with that much of their probability; `min_p` those
-    at least that likely relative to the likeliest. `repeat_penalty` above 1 makes tokens of the context less likely.
-    The same seed on the same logits gives the same tokens; without one it is random.
+    `top_k` keeps the k likeliest tokens, 0 all of them. `top_p` keeps the smallest set with that share of their
+    probability. `min_p` keeps tokens at least that likely relative to the likeliest. `repeat_penalty` above 1 makes
+    tokens of the context less likely. The same seed on the same logits gives the same tokens; by default, it is random.
     """
 
     temperature: float = 0.0
@@ -42,59 +45,80 @@ class Sampling:
         seed = secrets.randbelow(SEEDS) if self.seed is None else self.seed
         _check("seed", seed, 0, SEEDS - 1, "an int from 0 to 4294967295")
         object.__setattr__(self, "seed", seed)
-        scale = 1 / self.temperature if self.temperature else 1.0
+        scale = min(LARGEST, 1 / self.temperature) if self.temperature else 1.0
         floor = math.log(self.min_p) if self.min_p else -3e38
-        penalty = self.repeat_penalty
-        packed = struct.pack("<fifff", _single(scale), self.top_k, self.top_p, floor, _single(penalty))
-        object.__setattr__(self, "_constant", packed + struct.pack("<fI", _single(1 / penalty), seed))
+        penalties = (min(LARGEST, factor) for factor in (self.repeat_penalty, 1 / self.repeat_penalty))
+        constant = struct.pack("<fiffffI", scale, self.top_k, self.top_p, floor, *penalties, seed)
+        object.__setattr__(self, "_constant", constant)
 
     @property
-    def how(self) -> int:
-        """Which steps of the selection are needed."""
+    def flags(self) -> int:
+        """The steps of the selection that these settings need."""
         if not self.temperature:
-            how = GREEDY
+            flags = GREEDY
         else:
-            how = DRAW | (TOP_K if self.top_k else 0) | (TOP_P if self.top_p < 1 else 0)
-        return how | (PENALTY if self.penalises else 0)
+            flags = DRAW | (TOP_K if self.top_k else 0) | (TOP_P if self.top_p < 1 else 0)
+        return flags | (PENALTY if self.penalises else 0)
 
     @property
     def penalises(self) -> bool:
         return self.repeat_penalty != 1
 
     def words(self, step: int) -> np.ndarray:
-        """The settings operand of the sampling operator, int32[8], for the `step`-th token."""
-        return np.frombuffer(self._constant + struct.pack("<I", step), np.int32)
+        """Return the settings operand of the sampling operator, int32[8], for the `step`-th token."""
+        return np.frombuffer(self._constant + pack_step(step), np.int32)
 
     def row(self, step: int) -> bytes:
-        """The same and `how`, as one of many rows has them."""
-        return self._constant + struct.pack("<Ii", step, self.how)
+        """Return the settings and the flags as one of several rows."""
+        return self._constant + struct.pack("<Ii", step, self.flags)
 
 
-class Seen:
-    """A bit per token of the vocabulary, for the repetition penalty; a single word where there is none."""
+class Sampler:
+    """The sampling of one request: its settings, and a bit for each token of its text if a penalty counts them."""
 
-    def __init__(self, vocabulary: int, needed: bool) -> None:
-        self.needed = needed
-        self.bits = np.zeros(words_of(vocabulary) if needed else 1, np.int32)
-        self._count = 0  # tokens that have theirs
+    def __init__(self, sampling: Sampling, vocabulary: int) -> None:
+        self.sampling, self.flags, self.penalises = sampling, sampling.flags, sampling.penalises
+        self._constant, self._vocabulary = sampling._constant, vocabulary
+        self._bits = np.zeros(words_of(vocabulary) if self.penalises else 1, np.int32)
+        self._counted = 0  # tokens of the text whose bits are set
 
-    def update(self, tokens: Sequence[int]) -> np.ndarray:
-        """The bits with those of all of a text's tokens; it only ever gets longer."""
-        if self.needed:
-            view = self.bits.view(np.uint32)
-            for t in tokens[self._count :]:
-                view[t >> 5] |= np.uint32(1 << (t & 31))
-            self._count = len(tokens)
-        return self.bits
+    def operands(self, step: int, text: Sequence[int]) -> tuple[np.ndarray, np.ndarray, int]:
+        """Return settings, seen tokens and flags, for the token after `text`, the `step`-th that is generated."""
+        words = np.frombuffer(self._constant + pack_step(step), np.int32)
+        return words, self.seen_bits(text) if self.penalises else self._bits, self.flags
+
+    def seen_bits(self, text: Sequence[int]) -> np.ndarray:
+        """Return the bits of all tokens of a text, which only grows between calls. Rows of pictures have none."""
+        if self.penalises:
+            bits = self._bits.view(np.uint32)
+            for token in text[self._counted :]:
+                if token < self._vocabulary:
+                    bits[token >> 5] |= np.uint32(1 << (token & 31))
+            self._counted = len(text)
+        return self._bits
 
 
-def _single(value: float) -> float:
-    """Within float32."""
-    return min(value, 3.4e38)
+NO_SAMPLING = np.zeros(len(SETTINGS), np.int32), np.zeros(1, np.int32), 0  # operands of a call for scores alone
 
 
-def _check(name: str, value: float, low: float, high: float, wanted: str, *, above: bool = False) -> None:
-    whole = " int " in f" {wanted} "
-    number = isinstance(value, int if whole else int | float) and not isinstance(value, bool)
-    if not number or not low <= value <= high or (above and value == low):
-        raise InvalidInput(f"{name} must be {wanted}, not {value!r}")
+def row_operands(rows: Iterable[tuple[Sampler, int, Sequence[int]]], vocabulary: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return settings and seen tokens for several rows, each a sampler, the step and the text so far.
+
+    There is at least one row of settings. Rows of seen tokens are empty if no sampler has a penalty.
+    """
+    rows = list(rows)
+    settings = np.frombuffer(b"".join(s.sampling.row(step) for s, step, _ in rows) or UNUSED, np.int32)
+    settings = settings.reshape(max(1, len(rows)), -1)
+    penalised = any(sampler.penalises for sampler, _, _ in rows)
+    bits = np.zeros((len(settings), words_of(vocabulary) if penalised else 0), np.int32)
+    for k, (sampler, _, text) in enumerate(rows):
+        if sampler.penalises:
+            bits[k] = sampler.seen_bits(text)
+    return settings, bits
+
+
+def _check(name: str, value: float, low: float, high: float, expected: str, *, above: bool = False) -> None:
+    is_int = " int " in f" {expected} "
+    is_number = isinstance(value, int if is_int else int | float) and not isinstance(value, bool)
+    if not is_number or not low <= value <= high or (above and value == low):
+        raise InvalidInput(f"{name} must be {expected}, not {value!r}")

@@ -1,12 +1,12 @@
-"""Which tokens of which texts run next. Knows of no GPU, no thread and no clock.
+"""The scheduler: which tokens of which requests run next. It uses no GPU, no thread and no clock.
 
-A run has a row for the newest token of every text that is being written, and behind these as much of new prompts as the
-run has room for: prompts wait for texts, never the other way round. A request that runs has a slot, and pages for all
-its tokens; where these run out, the youngest gives its pages back and waits, and what it has written so far is part of
-its prompt when its turn comes again. So the oldest always goes on, and each gets the tokens that it gets alone.
+A run has one row for the newest token of each text in progress; the remaining rows are for parts of new prompts. So
+prompts wait for texts, never the other way round. A running request has a slot, and pages for all its tokens. Where
+pages run out, the youngest request gives its pages back and waits. The tokens it has generated are part of its prompt
+when it is admitted again. So the oldest request always advances, and each gets the tokens that it would get alone.
 
-A run may be planned before what the one before it gave is known: where a token is not known yet, the run takes it from
-that one. What such a run gives for a text that turns out to have ended is of no use, and is left out.
+A run may be planned before the results of the previous one are known; a row then takes its token from that run, on the
+GPU. Results for a request that turns out to have ended are dropped.
 """
 
 from __future__ import annotations
@@ -20,105 +20,125 @@ from typing import Any, Literal, NamedTuple
 from ...errors import InvalidInput, QueueFull
 from .generation import FinishReason
 from .pages import Pages
+from .sampling import Sampler
 
-LATEST = -1  # in place of the token that the run before chooses
+LATEST = -1  # in place of a token that the previous run chooses
 Reason = FinishReason | Literal["failed"]  # failed: its logits are not finite numbers
 State = Literal["new", "waiting", "running", "ended"]
-
-
-@dataclass(eq=False, slots=True)
-class Request:
-    """A text to be written. What is below `waits` is the scheduler's."""
-
-    prompt: Sequence[int]
-    max_tokens: int
-    stop_tokens: frozenset[int] = frozenset()
-    deadline: float = math.inf
-    owner: str = ""  # requests of one owner wait for each other, not those of others for all of them
-    caller: Any = None  # whatever the caller wants to know it by
-    waits: bool = False  # whether each of its tokens has to be known before the next one is run
-
-    state: State = field(default="new", init=False)
-    tokens: list[int] = field(default_factory=list, init=False)  # the prompt, and what was written
-    pending: int = field(default=0, init=False)  # tokens that runs on their way will give, beyond these
-    computed: int = field(default=0, init=False)  # tokens whose keys and values are in pages, after the runs planned
-    reused: int = field(default=0, init=False)  # of these, tokens of the prompt that were there when it began
-    pages: list[int] = field(default_factory=list, init=False)
-    settled: int = field(default=0, init=False)  # of the pages, those that others can find
-    slot: int = field(default=-1, init=False)
-    turn: tuple[int, int] = field(default=(0, 0), init=False)  # less is older
-    preempted: int = field(default=0, init=False)  # times
-
-    @property
-    def written(self) -> int:
-        return len(self.tokens) - len(self.prompt)
-
-    @property
-    def left(self) -> int:
-        """Tokens to run before the next one is chosen."""
-        return len(self.tokens) + self.pending - self.computed
-
-
-@dataclass(slots=True)
-class Work:
-    """The rows of a run: tokens, and whose they are and where."""
-
-    tokens: list[int] = field(default_factory=list)  # or LATEST
-    rows: list[tuple[int, int]] = field(default_factory=list)  # slot, position
-    wanted: list[int] = field(default_factory=list)  # rows after which a token is chosen
-    whose: list[Request] = field(default_factory=list)  # for each of these
-    steps: list[int] = field(default_factory=list)  # and which of its tokens it is
-    requests: list[Request] = field(default_factory=list)  # all that have rows
 
 
 class Event(NamedTuple):
     """A token of a request, its end, or both."""
 
-    request: Request
+    request: TextRequest
     token: int | None = None
     logprob: float = 0.0
     reason: Reason | None = None
 
 
+@dataclass(eq=False, slots=True)
+class TextRequest:
+    """A text to generate. The fields from `state` on belong to the scheduler and the runner."""
+
+    prompt: Sequence[int]
+    max_tokens: int
+    sampler: Sampler  # with a penalty, each token must reach the host before the next one runs
+    context: int
+    stop_tokens: frozenset[int] = frozenset()
+    deadline: float = math.inf
+    owner: str = ""  # owners take turns
+    caller: Any = None  # whatever events go to
+    lookahead: int = 1  # steps in one submit, if the caller waits for the end only
+    cancelled: bool = False  # set by any thread, or by a signal handler
+
+    state: State = field(default="new", init=False)
+    tokens: list[int] = field(default_factory=list, init=False)  # the prompt and the generated ones
+    pending: int = field(default=0, init=False)  # tokens beyond these that started runs will give
+    computed: int = field(default=0, init=False)  # tokens whose keys and values are in pages, after the planned runs
+    reused: int = field(default=0, init=False)  # tokens of the prompt that were in the cache at the start
+    pages: list[int] = field(default_factory=list, init=False)
+    registered: int = field(default=0, init=False)  # pages that are registered for reuse
+    slot: int = field(default=-1, init=False)
+    turn: tuple[int, int] = field(default=(0, 0), init=False)  # smaller is older
+    preempted: int = field(default=0, init=False)  # times
+
+    def __post_init__(self) -> None:
+        self.tokens = list(self.prompt)
+
+    @property
+    def generated(self) -> int:
+        return len(self.tokens) - len(self.prompt)
+
+    def add(self, token: int, logprob: float) -> tuple[int | None, float, Reason | None]:
+        """Append the token that was chosen, unless it ends the text; return that as an event has it."""
+        if not math.isfinite(logprob):
+            return None, 0.0, "failed"
+        if token in self.stop_tokens:
+            return None, 0.0, "stop"
+        self.tokens.append(token)
+        count = len(self.tokens)
+        if count - len(self.prompt) >= self.max_tokens:
+            return token, logprob, "length"
+        return token, logprob, "context" if count > self.context else None
+
+
+@dataclass(slots=True)
+class PlannedRun:
+    """The rows of a run: tokens with their slots and positions, and the rows after which a token is sampled."""
+
+    tokens: list[int] = field(default_factory=list)  # or LATEST
+    rows: list[tuple[int, int]] = field(default_factory=list)  # slot, position
+    sample_rows: list[int] = field(default_factory=list)
+    sample_requests: list[TextRequest] = field(default_factory=list)  # for each sampled row
+    steps: list[int] = field(default_factory=list)  # for each sampled row, the number of the token in its text
+    requests: list[TextRequest] = field(default_factory=list)  # all that have rows
+
+
 class Scheduler:
-    """`rows` are the most of a run, `beside` the most of prompts in a run that also writes, `limit` the most requests
-    that wait. Between `plan` and `done` of what it gave there is one other `plan` at most."""
+    """Requests that wait and run, planned into runs of at most `rows` rows.
+
+    At most `prefill_rows` of them belong to prompts if the run also has texts in progress. At most `limit` requests
+    wait. Between `plan` and `done` of a run, `plan` is called at most once more.
+    """
 
     def __init__(
-        self, pages: Pages, context: int, sequences: int, rows: int, beside: int | None = None, limit: float = math.inf
+        self,
+        pages: Pages,
+        context: int,
+        sequences: int,
+        rows: int,
+        prefill_rows: int | None = None,
+        limit: float = math.inf,
     ) -> None:
         if pages.count * pages.size < context:
             raise InvalidInput(f"{pages.count} pages of {pages.size} tokens cannot hold a context of {context}")
         if not 1 <= sequences <= rows:
             raise InvalidInput(f"{rows} rows of a run cannot serve {sequences} sequences")
-        self.pages, self.context, self.rows, self.limit = pages, context, rows, limit
-        self.sequences = sequences
-        self.beside = rows if beside is None else max(1, beside)
-        self.waiting: list[Request] = []  # the next one first
-        self.running: list[Request] = []  # the oldest first
-        self._slots = list(range(sequences))[::-1]  # that are free
+        self.pages, self.sequences, self.rows, self.limit = pages, sequences, rows, limit
+        self.prefill_rows = rows if prefill_rows is None else max(1, prefill_rows)
+        self.waiting: list[TextRequest] = []  # the next one first
+        self.running: list[TextRequest] = []  # the oldest first
+        self._slots = list(range(sequences))[::-1]  # free ones
         self._turn = self._count = 0
 
     @property
     def busy(self) -> bool:
         return bool(self.waiting or self.running)
 
-    def add(self, request: Request) -> None:
-        """Let a request wait for its turn; QueueFull if too many do. Owners take turns, and each one's are in order.
+    def add(self, request: TextRequest) -> None:
+        """Queue a request; QueueFull if too many wait. Owners take turns; requests of one owner keep their order.
 
-        A turn comes after the one that is served now, so those who come later never keep one waiting for ever.
+        A new request's turn comes after the one being served, so later requests never delay another one forever.
         """
         if len(self.waiting) >= self.limit:
             raise QueueFull(f"{len(self.waiting)} requests are waiting already; try again later")
         last = max((r.turn[0] for r in self.waiting if r.owner == request.owner), default=0)
         self._count += 1
         request.turn = (max(self._turn, last) + 1, self._count)
-        request.tokens = list(request.prompt)
-        request.state = "waiting"
-        self._queue(request)
+        self._wait(request)
 
-    def end(self, request: Request) -> None:
-        """It needs nothing more. Rows of it that run just now are of no use; `done` leaves them out."""
+    def end(self, request: TextRequest) -> None:
+        """Remove a request. `done` ignores the rows that it has in started runs."""
         if request.state == "waiting":
             self.waiting.remove(request)
         elif request.state == "running":
@@ -126,68 +146,61 @@ class Scheduler:
         request.state = "ended"
 
     def expire(self, now: float) -> list[Event]:
-        """End what is past its deadline."""
-        late = [r for r in (*self.running, *self.waiting) if r.deadline <= now]
-        for request in late:
-            self.end(request)
-        return [Event(request, reason="deadline") for request in late]
+        """End the requests that were cancelled or are past their deadlines."""
+        events = []
+        for request in (*self.running, *self.waiting):
+            if request.cancelled or request.deadline <= now:
+                events.append(Event(request, reason="cancelled" if request.cancelled else "deadline"))
+        for event in events:
+            self.end(event.request)
+        return events
 
-    def plan(self) -> Work | None:
-        """The next run; None if there is nothing to do, before a run on its way is done."""
-        work = Work()
+    def plan(self) -> PlannedRun | None:
+        """Return the next run; None if there is nothing to do before the results of a started run are known."""
+        run = PlannedRun()
         for request in list(self.running):
-            if request.state == "running" and self.writes(request) and self._grow(request):
-                self._rows(work, request, 1)
-        room = self.rows - len(work.rows)
-        if work.rows:
-            room = min(room, self.beside)
+            if request.state == "running" and self.needs_one_row(request) and self._grow(request):
+                self._add_rows(run, request, 1)
+        room = self.rows - len(run.rows)
+        if run.rows:
+            room = min(room, self.prefill_rows)
         for request in self.running:
             if room and not request.pending:
-                room -= self._rows(work, request, room)
+                room -= self._add_rows(run, request, room)
         while room and (admitted := self._admit()):
-            room -= self._rows(work, admitted, room)
-        return work if work.rows else None
+            room -= self._add_rows(run, admitted, room)
+        return run if run.rows else None
 
-    def writes(self, request: Request) -> bool:
-        """Whether a row of its newest token is all that it needs before the next one is chosen."""
+    def needs_one_row(self, request: TextRequest) -> bool:
+        """Return whether a row for its newest token is all that a request needs to get the next one."""
         length = len(request.tokens) + request.pending
         if not request.pending:
             return length - request.computed == 1
-        more = length - len(request.prompt) < request.max_tokens and length <= self.context
-        return more and not request.waits
+        unfinished = length - len(request.prompt) < request.max_tokens and length <= request.context
+        return unfinished and not request.sampler.penalises
 
-    def done(self, work: Work, tokens: Sequence[int], logprobs: Sequence[float]) -> list[Event]:
-        """What a run gave, in the order of runs: a token and its log-probability for each row that was wanted.
+    def done(self, run: PlannedRun, tokens: Sequence[int], logprobs: Sequence[float]) -> list[Event]:
+        """Take the results of the oldest started run: a token and its log-probability for each sampled row.
 
-        Who lost its pages since keeps its token, unless a later run has given it, too.
+        A request that has lost its pages since keeps its token, unless a later run has given the same one.
         """
         events = []
-        for request, step, token, logprob in zip(work.whose, work.steps, tokens, logprobs, strict=True):
-            if request.state != "ended" and request.written == step:
-                events.append(self._add(request, token, logprob))
-        for request in work.requests:
+        for request, step, token, logprob in zip(run.sample_requests, run.steps, tokens, logprobs, strict=True):
+            if request.state != "ended" and request.generated == step:
+                events.append(Event(request, *request.add(token, logprob)))
+                request.pending = max(0, request.pending - 1)
+        for request in run.requests:
             if request.state == "running":
-                self._settle(request)
+                self._register(request)
         for event in events:
             if event.reason:
                 self.end(event.request)
         return events
 
-    def _add(self, request: Request, token: int, logprob: float) -> Event:
-        if not math.isfinite(logprob):
-            return Event(request, reason="failed")
-        if token in request.stop_tokens:
-            return Event(request, reason="stop")
-        request.tokens.append(token)
-        request.pending = max(0, request.pending - 1)
-        if request.written >= request.max_tokens:
-            return Event(request, token, logprob, "length")
-        return Event(request, token, logprob, "context" if len(request.tokens) > self.context else None)
+    def _admit(self) -> TextRequest | None:
+        """Start the next waiting request, with a slot and pages for its tokens; None without enough room.
 
-    def _admit(self) -> Request | None:
-        """The next request that waits, with a slot and pages for its tokens; None if there is none or no room for it.
-
-        A page for each that runs is left, or the new one would soon give way again.
+        One page is left for each running request, or the new one would soon be preempted.
         """
         if not self.waiting or not self._slots:
             return None
@@ -195,10 +208,10 @@ class Scheduler:
         self._reuse(request)
         missing = -(-len(request.tokens) // self.pages.size) - len(request.pages)
         if missing + len(self.running) > self.pages.available:
-            self._let_go(request)
+            self._release(request)
             return None
         del self.waiting[0]
-        request.pages += [self.pages.take() for _ in range(missing)]
+        request.pages += [self.pages.allocate() for _ in range(missing)]
         request.slot, request.state = self._slots.pop(), "running"
         if not request.preempted:
             request.reused = request.computed
@@ -206,66 +219,67 @@ class Scheduler:
         insort(self.running, request, key=lambda r: r.turn)
         return request
 
-    def _rows(self, work: Work, request: Request, room: int) -> int:
-        """Rows for what is left of a request's tokens, as many as there is room for; how many."""
-        first, known, size = request.computed, len(request.tokens), self.pages.size
-        length = known + request.pending
+    def _add_rows(self, run: PlannedRun, request: TextRequest, room: int) -> int:
+        """Add rows for a request's remaining tokens, at most `room`; return their number."""
+        first, count, size = request.computed, len(request.tokens), self.pages.size
+        length = count + request.pending
         end = request.computed = min(first + room, length)
-        work.requests.append(request)
-        work.tokens += request.tokens[first:end] if first < known else [LATEST]
-        work.rows += [(request.slot, position) for position in range(first, end)]
+        run.requests.append(request)
+        run.tokens += request.tokens[first:end] if first < count else [LATEST]
+        run.rows += [(request.slot, position) for position in range(first, end)]
         if end == length:
-            work.wanted.append(len(work.rows) - 1)
-            work.whose.append(request)
-            work.steps.append(length - len(request.prompt))
+            run.sample_rows.append(len(run.rows) - 1)
+            run.sample_requests.append(request)
+            run.steps.append(length - len(request.prompt))
             request.pending += 1
-        for k in range(first // size, min(end, known) // size):  # full with this run
-            self.pages.know(request.pages[k], *self._key(request, k))
+        for k in range(first // size, min(end, count) // size):  # full with this run
+            self.pages.register(request.pages[k], *self._key(request, k))
         return end - first
 
-    def _reuse(self, request: Request) -> None:
-        """Pages that are known take the place of tokens to run; the last token is always run."""
-        while request.left > self.pages.size:
+    def _reuse(self, request: TextRequest) -> None:
+        """Take registered pages in place of tokens to run. The last token always runs."""
+        while len(request.tokens) - request.computed > self.pages.size:
             page = self.pages.find(*self._key(request, len(request.pages)))
             if page is None:
                 break
             request.pages.append(page)
             request.computed += self.pages.size
-        request.settled = len(request.pages)
+        request.registered = len(request.pages)
 
-    def _settle(self, request: Request) -> None:
-        """Its pages that are full now are known; not earlier, as a run does not write pages that are."""
-        for k in range(request.settled, min(request.computed, len(request.tokens)) // self.pages.size):
-            request.pages[k] = self.pages.settle(request.pages[k], *self._key(request, k))
-            request.settled = k + 1
+    def _register(self, request: TextRequest) -> None:
+        """Register the pages that are full now; not earlier, because runs do not write registered pages."""
+        for k in range(request.registered, min(request.computed, len(request.tokens)) // self.pages.size):
+            request.pages[k] = self.pages.deduplicate(request.pages[k], *self._key(request, k))
+            request.registered = k + 1
 
-    def _key(self, request: Request, k: int) -> tuple[int, Sequence[int]]:
-        """What the k-th page of a request is known by."""
+    def _key(self, request: TextRequest, k: int) -> tuple[int, Sequence[int]]:
+        """Return what the k-th page of a request is registered under."""
         size = self.pages.size
         return request.pages[k - 1] if k else -1, request.tokens[k * size : (k + 1) * size]
 
-    def _grow(self, request: Request) -> bool:
-        """A page for its next token, if need be that of the youngest, which may be itself."""
+    def _grow(self, request: TextRequest) -> bool:
+        """Allocate a page for the next token, preempting the youngest request if need be; False if that is this one."""
         while len(request.pages) * self.pages.size <= request.computed:
             if self.pages.available:
-                request.pages.append(self.pages.take())
+                request.pages.append(self.pages.allocate())
             else:
                 youngest = self.running[-1]
                 self._stop(youngest)
-                youngest.state, youngest.preempted = "waiting", youngest.preempted + 1
-                self._queue(youngest)
+                youngest.preempted += 1
+                self._wait(youngest)
                 if youngest is request:
                     return False
         return True
 
-    def _queue(self, request: Request) -> None:
+    def _wait(self, request: TextRequest) -> None:
+        request.state = "waiting"
         insort(self.waiting, request, key=lambda r: r.turn)
 
-    def _stop(self, request: Request) -> None:
+    def _stop(self, request: TextRequest) -> None:
         self.running.remove(request)
         self._slots.append(request.slot)
-        self._let_go(request)
+        self._release(request)
 
-    def _let_go(self, request: Request) -> None:
+    def _release(self, request: TextRequest) -> None:
         self.pages.release(request.pages)
-        request.pages, request.computed, request.settled, request.pending = [], 0, 0, 0
+        request.pages, request.computed, request.registered, request.pending = [], 0, 0, 0

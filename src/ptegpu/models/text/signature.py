@@ -1,8 +1,8 @@
-"""What a `.pte` says about the language model in it, read from the file alone: shapes, limits, special tokens.
+"""The signature of a language model, read from its file alone: shapes, limits, special tokens.
 
 A language model is a method `forward(tokens int [1, S], input_pos int [1]) → logits [1, V] or [1, S, V]` that keeps its
-KV cache inside. One that sees pictures has a method `vision` beside it, and takes rows of it in place of tokens (see
-`pictures.py`). `executorch.examples.models.llama` and `ptegpu.export` write such methods.
+KV cache inside. A model that sees pictures also has a method `vision`, whose rows replace tokens (see `pictures.py`).
+`executorch.examples.models.llama` and `ptegpu.export` write such methods.
 """
 
 from __future__ import annotations
@@ -27,33 +27,33 @@ SHAPE = "forward(tokens int [1, S], input_pos int [1]) → logits [1, V] or [1, 
 class Signature:
     vocabulary: int
     context: int  # tokens that the cache holds
-    chunk: int  # tokens that one call takes at most
-    every: bool  # logits of every position, not of the last alone
+    chunk: int  # most tokens of one call
+    every: bool  # logits of every position, not only of the last one
     tokens: DType
     position: DType
     eos: tuple[int, ...]
-    pictures: Vision | None = None  # None: it does not see
+    pictures: Vision | None = None
 
 
 def read_signature(program: Program, card: Card) -> Signature:
-    """Return the signature of a language model; UnsupportedProgram, with what is missing, if it is none."""
+    """Return the signature of a language model; raise UnsupportedProgram, with the reason, for other programs."""
     name = program.path or "the program"
     methods = {m.name: m for m in program.methods}
     if METHOD not in methods:
         _refuse(name, f"it has no method {METHOD!r}")
-    takes = [methods[METHOD].values[k] for k in methods[METHOD].inputs]
-    gives = [methods[METHOD].values[k] for k in methods[METHOD].outputs]
+    forward = methods[METHOD]
+    inputs, outputs = ([forward.values[k] for k in numbers] for numbers in (forward.inputs, forward.outputs))
     pictures = card.vision
-    if len(takes) != (4 if pictures else 2):
-        _refuse(name, f"its {METHOD} takes {len(takes)} inputs")
-    tokens, position = takes[:2]
+    if len(inputs) != (4 if pictures else 2):
+        _refuse(name, f"its {METHOD} takes {len(inputs)} inputs")
+    tokens, position = inputs[:2]
     if not _ints(tokens) or len(tokens.sizes) != 2 or tokens.sizes[0] != 1:
         _refuse(name, f"input 0 of its {METHOD} is {_show(tokens)}")
     if not tokens.dynamic and tokens.sizes[1] != 1:
         _refuse(name, f"input 0 of its {METHOD} is always {_show(tokens)}; export it with a dynamic length")
     if not _ints(position) or position.sizes != (1,):
         _refuse(name, f"input 1 of its {METHOD} is {_show(position)}")
-    logits = gives[-1] if gives else None
+    logits = outputs[-1] if outputs else None
     if not isinstance(logits, Tensor) or not logits.dtype.is_float or len(logits.sizes) not in (2, 3):
         _refuse(name, f"the output of its {METHOD} is {_show(logits)}")
     if logits.sizes[0] != 1 or logits.sizes[1:-1] not in ((), (1,), tokens.sizes[1:]):
@@ -76,22 +76,24 @@ def read_signature(program: Program, card: Card) -> Signature:
     )
 
 
-def _check_pictures(methods: dict[str, Method], name: str, facts: Vision, chunk: int, vocabulary: int) -> None:
-    """Raise UnsupportedProgram unless the methods are what the card says."""
-    wanted = [(1, chunk, 1), (1, chunk, facts.dim), (1, 3, facts.size, facts.size), (facts.rows, facts.dim)]
+def _check_pictures(methods: dict[str, Method], name: str, card: Vision, chunk: int, vocabulary: int) -> None:
+    """Raise UnsupportedProgram unless the methods have the shapes that the card declares."""
+    shapes = [(1, chunk, 1), (1, chunk, card.dim), (1, 3, card.size, card.size), (card.rows, card.dim)]
     vision, forward = methods.get(VISION), methods[METHOD]
     if vision is None or len(vision.inputs) != 1 or len(vision.outputs) != 1:
         _refuse(name, f"it has no method {VISION!r} that makes rows of a picture")
-    found = [forward.values[k] for k in forward.inputs[2:]] + [vision.values[k] for k in vision.inputs + vision.outputs]
-    for value, shape in zip(found, wanted, strict=True):
+    values = [forward.values[k] for k in forward.inputs[2:]] + [
+        vision.values[k] for k in vision.inputs + vision.outputs
+    ]
+    for value, shape in zip(values, shapes, strict=True):
         if not isinstance(value, Tensor) or value.dtype is not DType.F32 or value.sizes != shape:
             _refuse(name, f"for pictures, it has {_show(value)} in place of float32{list(shape)}")
-    if facts.token >= vocabulary:
-        _refuse(name, f"token {facts.token} is beyond its vocabulary of {vocabulary}")
+    if card.token >= vocabulary:
+        _refuse(name, f"token {card.token} is beyond its vocabulary of {vocabulary}")
 
 
 def ints_of(method: Method | None) -> list[int]:
-    """Return the ints that a constant method gives; nothing if there is no such method."""
+    """Return the ints that a constant method returns; an empty list if there is no such method."""
     if method is None:
         return []
     return [int(v) for k in method.outputs if isinstance(v := method.values[k], int)]

@@ -1,4 +1,4 @@
-"""The same models on many machines, through Ray (extra `ray`). Whatever is distributed here, Ray does.
+"""Models on many machines, distributed by Ray (extra `ray`).
 
 from ray import serve
 import ptegpu.serve.ray

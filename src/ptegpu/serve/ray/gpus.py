@@ -1,4 +1,4 @@
-"""The GPU that Ray gave a process. It says so in CUDA_VISIBLE_DEVICES, which WebGPU does not heed."""
+"""The GPU that Ray assigned to a process, in CUDA_VISIBLE_DEVICES, which WebGPU ignores."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from ...gpu.discovery import adapters
 
 
 def assigned(device: str | int | Device = "auto", engine: Engine = "auto") -> str | int | Device:
-    """What to give as `device`: Ray's choice where there is one, unless the caller made one.
+    """Return the device to use: the caller's choice, else Ray's if it made one.
 
-    Ray numbers the discrete GPUs of a machine, ptegpu all adapters; in the same order.
+    Ray numbers the discrete GPUs of a machine, ptegpu all adapters, in the same order.
     """
-    given = ray.get_gpu_ids() if ray.is_initialized() else []
-    if device != "auto" or not given:
+    gpu_ids = ray.get_gpu_ids() if ray.is_initialized() else []
+    if device != "auto" or not gpu_ids:
         return device
     name = engine if engine != "auto" else os.environ.get("PTEGPU_ENGINE")
     gpus = [a.index for a in adapters("dawn" if name == "dawn" else "wgpu") if a.type == "discrete"]
-    number = str(given[0])
+    number = str(gpu_ids[0])
     if not number.isdecimal() or int(number) >= len(gpus):
         raise NoAdapter(
             f"Ray gave this process GPU {number}, and ptegpu sees {len(gpus)} discrete GPUs here: "

@@ -1,4 +1,4 @@
-"""A deployment for Ray Serve: replicas of `ptegpu serve`, without its server. Ray routes, scales and replaces them."""
+"""A deployment for Ray Serve: replicas of `ptegpu serve` without its server, which Ray routes, scales and replaces."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Models = Mapping[str, str | os.PathLike[str]]
 
 
 class Replica:
-    """Some models on one GPU, behind OpenAI's API. Ray calls the methods."""
+    """Models on one GPU, behind OpenAI's API. Ray calls the methods."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class Replica:
         return self.serving.app
 
     def check_health(self) -> None:
-        """Raises where a model can run nothing more: Ray then puts another replica in the place of this one."""
+        """Raise ExecutionError if a model can run nothing more; Ray then replaces this replica."""
         for name, engine in self.serving.engines.items():
             if error := engine.stats().error:
                 raise ExecutionError(f"{name} can run nothing more: {error}")
@@ -81,13 +81,13 @@ def deployment(
     limits: Limits | None = None,
     **options: Any,
 ) -> Any:
-    """An application for `ray.serve.run`: one model, or several by name, behind OpenAI's API.
+    """Return an application for `ray.serve.run`: one model, or several by name, behind OpenAI's API.
 
-    `replicas` is how many there are, or the fewest and the most: then Ray adds one while requests wait. Each has `gpus`
-    GPUs: 1, a fraction that several share, or 0, and then runs on what `device` says. A replica runs `sequences`
-    requests at once, with `memory` bytes of cache for each model. `limits.queue` more wait at each of Ray's proxies;
-    `limits.drain` seconds remain for what runs when a replica stops. Files must be where the replicas are. `options`
-    are those of `ray.serve.deployment`.
+    `replicas` is their number, or a minimum and a maximum; then Ray adds one while requests wait. Each has `gpus` GPUs:
+    1, a fraction that several share, or 0, to run on `device`. A replica runs `sequences` requests at once, with
+    `memory` bytes of cache for each model. `limits.queue` more wait at each of Ray's proxies; a replica that stops
+    gives running requests `limits.drain` seconds. Files must exist on the replicas' machines. `options` are those of
+    `ray.serve.deployment`.
     """
     from ray import serve
 
@@ -102,10 +102,9 @@ def deployment(
     at_once = sequences * len(named)
     scaled: dict[str, Any] = {"num_replicas": replicas}
     if isinstance(replicas, tuple):
-        fewest, most = replicas
-        # Ray counts what runs and what waits, and wants this for each replica: more means that some wait
-        wanted = {"min_replicas": fewest, "max_replicas": most, "target_ongoing_requests": at_once}
-        scaled = {"autoscaling_config": wanted | options.pop("autoscaling_config", {})}
+        # Ray's target counts running and waiting requests of a replica; above it, some wait
+        scaling = {"min_replicas": replicas[0], "max_replicas": replicas[1], "target_ongoing_requests": at_once}
+        scaled = {"autoscaling_config": scaling | options.pop("autoscaling_config", {})}
     defaults = scaled | {
         "name": "ptegpu",
         "max_ongoing_requests": at_once,
@@ -114,7 +113,6 @@ def deployment(
         "graceful_shutdown_timeout_s": limits.drain + 5,
         "ray_actor_options": {"num_gpus": gpus} | options.pop("ray_actor_options", {}),
     }
-    made = serve.deployment(serve.ingress()(Replica), **defaults | options)
-    loading = LoadOptions(device, engine, precision, cache)
-    room = Room(sequences, memory)
-    return made.bind(named, Path(tokenizer) if tokenizer else None, room, loading, keys, limits)
+    loading, room = LoadOptions(device, engine, precision, cache), Room(sequences, memory)
+    replica = serve.deployment(serve.ingress()(Replica), **defaults | options)
+    return replica.bind(named, Path(tokenizer) if tokenizer else None, room, loading, keys, limits)

@@ -12,7 +12,7 @@ from tests.serve.conftest import Running, Start, wait_until
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ptegpu.serve import Keys, Limits
-from ptegpu.serve.door import PART
+from ptegpu.serve.guard import PART
 from ptegpu.site.hosts import Hosts
 
 HEAD = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n"

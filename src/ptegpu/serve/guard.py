@@ -1,4 +1,4 @@
-"""What a connection may do before the app knows who asks: bytes, headers and seconds of a request's head; its Host."""
+"""Limits of a connection before a request is authenticated: bytes, headers and seconds of its head, and its Host."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from .errors import ApiError
 from .limits import Limits
 
 App = Callable[[Any, Any, Any], Awaitable[None]]
-PART = 4096  # bytes that are read and parsed at once: the head's size is checked after each, and others have their turn
+PART = 4096  # bytes parsed at once; then the head's size is checked, and other connections have their turn
 
 
-class Door:
-    """An ASGI app around another one, which it protects from too many headers and from names that are not ours."""
+class RequestGuard:
+    """An ASGI app that protects another one from too many headers and from foreign host names."""
 
     def __init__(self, app: App, hosts: Hosts, limits: Limits) -> None:
         self._app, self._hosts, self._limits = app, hosts, limits
@@ -29,8 +29,8 @@ class Door:
         if error is None:
             await self._app(scope, receive, send)
             return
-        headers = [*((name.lower(), value) for name, value in error.headers.items()), *_head(error).items()]
-        pairs = [(name.encode(), value.encode()) for name, value in headers]
+        headers = {name.lower(): value for name, value in error.headers.items()} | _head(error)
+        pairs = [(name.encode(), value.encode()) for name, value in headers.items()]
         await send({"type": "http.response.start", "status": error.status, "headers": pairs})
         await send({"type": "http.response.body", "body": _body(error)})
 
@@ -48,13 +48,13 @@ def protocol(limits: Limits) -> type[asyncio.Protocol]:
     """Return uvicorn's protocol for one connection, within these limits.
 
     Its parser, h11, refuses heads above `h11_max_incomplete_event_size`, but uvicorn lets a request take any time to
-    arrive, and an answer any time to be read. Both end here. A body in chunks of one byte takes seconds for each MiB to
-    be parsed, so an event loop must not read much of it at once: the buffer is ours, and small.
+    arrive, and a response any time to be read; this protocol limits both. Parsing a body in chunks of one byte takes
+    seconds for each MiB, so the event loop must not read much of it at once: the buffer is small.
     """
 
-    class Bounded(H11Protocol, asyncio.BufferedProtocol):  # type: ignore[misc]
-        _arrives: asyncio.TimerHandle | None = None  # until a request has to be there
-        _read: asyncio.TimerHandle | None = None  # until the client has to read on
+    class BoundedProtocol(H11Protocol, asyncio.BufferedProtocol):  # type: ignore[misc]
+        _arrival: asyncio.TimerHandle | None = None  # deadline for a request to arrive
+        _reading: asyncio.TimerHandle | None = None  # deadline for the client to read on
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
@@ -63,7 +63,7 @@ def protocol(limits: Limits) -> type[asyncio.Protocol]:
 
         def connection_lost(self, exc: Exception | None) -> None:
             super().connection_lost(exc)
-            for timer in (self._arrives, self._read):
+            for timer in (self._arrival, self._reading):
                 if timer is not None:
                     timer.cancel()
 
@@ -76,31 +76,31 @@ def protocol(limits: Limits) -> type[asyncio.Protocol]:
                 self._await_request()
 
         def _await_request(self) -> None:
-            """Set the deadline of a request that is arriving; bytes that arrive do not extend it."""
+            """Set the deadline of an arriving request; further bytes do not extend it."""
             answering = self.cycle is not None and not self.cycle.response_complete
-            if answering and self._arrives is not None:
-                self._arrives.cancel()
-                self._arrives = None
-            elif not answering and self._arrives is None and not self.transport.is_closing():
-                self._arrives = self.loop.call_later(limits.head_seconds, self._late)
+            if answering and self._arrival is not None:
+                self._arrival.cancel()
+                self._arrival = None
+            elif not answering and self._arrival is None and not self.transport.is_closing():
+                self._arrival = self.loop.call_later(limits.head_seconds, self._late)
 
         def _late(self) -> None:
             if self.transport.is_closing():
                 return
-            if self.conn.our_state is h11.IDLE and self.conn.trailing_data[0]:  # a part of a head
+            if self.conn.our_state is h11.IDLE and self.conn.trailing_data[0]:  # part of a head
                 late = f"the request did not arrive within {limits.head_seconds:g} seconds"
                 self._refuse(ApiError(408, late, "request_too_slow"))
             else:
                 self.transport.close()
 
         def send_400_response(self, msg: str) -> None:
-            if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):  # an answer has begun
+            if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):  # the response has begun
                 self.transport.close()
             elif len(self.conn.trailing_data[0]) > limits.head:
                 large = f"the head of the request is larger than {limits.head} bytes"
                 self._refuse(ApiError(431, large, "headers_too_large"))
             else:
-                self._refuse(ApiError(400, "this is no HTTP request"))
+                self._refuse(ApiError(400, "this is not an HTTP request"))
 
         def _refuse(self, error: ApiError) -> None:
             headers = [*_head(error).items(), ("connection", "close")]
@@ -111,20 +111,20 @@ def protocol(limits: Limits) -> type[asyncio.Protocol]:
             ):
                 self.transport.write(self.conn.send(event))
             if self.cycle is not None:
-                self.cycle.disconnected = True  # an app that still answers the request is not heard
+                self.cycle.disconnected = True  # ignore an app that still responds
             self.transport.close()
 
         def pause_writing(self) -> None:
             super().pause_writing()
-            self._read = self.loop.call_later(limits.seconds, self.transport.abort)
+            self._reading = self.loop.call_later(limits.seconds, self.transport.abort)
 
         def resume_writing(self) -> None:
             super().resume_writing()
-            if self._read is not None:
-                self._read.cancel()
-                self._read = None
+            if self._reading is not None:
+                self._reading.cancel()
+                self._reading = None
 
-    return Bounded
+    return BoundedProtocol
 
 
 def _body(error: ApiError) -> bytes:

@@ -1,0 +1,210 @@
+"""The runner for one sequence: a program with a cache of its own, whose tokens are known one by one.
+
+A prompt that begins with the cached tokens runs only the rest: the next turn of a chat, or the same prompt again.
+The result is the same as from an empty cache. Requests may take turns with every token; each turn of another request
+computes what the cache lacks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ...errors import InvalidInput
+from ...gpu import Lock
+from ...runtime import LoadOptions, open_program
+from ...sampling import GREEDY
+from ..calls import start
+from ..door import Source
+from .compiling import GENERATE, points_of, sampling_of
+from .engine import Results
+from .pages import Pages
+from .pictures import Pictures
+from .sampling import NO_SAMPLING
+from .schedule import PlannedRun, Scheduler, TextRequest
+from .signature import METHOD, VISION, Signature
+
+CHUNK = 512  # tokens of a prompt in one call, which cannot be interrupted; fewer if the model takes fewer
+CHUNKS = {"discrete": 2048}  # on faster adapters
+TOKEN, LOGPROB, SCORES = 0, 1, 2  # outputs of the method with sampling
+
+NO_TARGETS = np.zeros((1, 0), np.int32)
+
+
+class SequentialRunner:
+    """A program for one sequence. `chunk` is how many tokens of a prompt run at once, at most."""
+
+    ahead = 0  # the runner itself starts steps ahead
+
+    def __init__(
+        self,
+        source: Source,
+        signature: Signature,
+        options: LoadOptions,
+        *,
+        data: Any = None,
+        chunk: int | None = None,
+        queue: float = math.inf,
+    ) -> None:
+        if chunk is not None and chunk < 1:
+            raise InvalidInput(f"chunk must be at least 1, not {chunk}")
+        self.signature = signature
+        points = points_of(signature)
+        step = [p for p in points if p["how"] == GREEDY][:1]  # a token of greedy decoding
+        method, planned = GENERATE, dict[str, Any]()
+        if source.bundle is None:
+            method, planned = METHOD, {"append": {METHOD: sampling_of(signature)}, "points": {METHOD: points}}
+        elif GENERATE not in source.bundle.methods[0]:
+            where = source.path or "the bundle"
+            raise InvalidInput(f"{where} has no method {GENERATE!r}: make it with `ptegpu compile`")
+        methods = [method, VISION] if signature.pictures else [method]
+        self.program = open_program(
+            source.program, options, data, methods=methods, first={method: step}, **planned  # type: ignore[arg-type]
+        )  # fmt: skip
+        self.method = self.program.method(method)
+        self.pictures: Pictures | None = None  # those that the model has seen
+        if signature.pictures is not None:
+            self.pictures = Pictures(signature.pictures, signature.vocabulary, self.program.method(VISION))
+        default = CHUNKS.get(self.program.device.info.type, CHUNK)
+        self.chunk = min(default if chunk is None else chunk, signature.chunk)
+        self.scheduler = Scheduler(Pages(1, signature.context), signature.context, 1, signature.context, limit=queue)
+        self._lock = Lock()
+        self._cached: list[int] = []  # the tokens whose keys and values are in the cache
+        self._owner: TextRequest | None = None  # whose tokens they are
+        self._ahead: deque[Any] = deque()  # started steps of the owner
+
+    @property
+    def cached(self) -> tuple[int, ...]:
+        """The tokens that the cache holds."""
+        return tuple(self._cached)
+
+    def start(self, run: PlannedRun) -> Results:
+        (request,) = run.sample_requests
+
+        def results() -> tuple[list[int], list[float]]:
+            token, logprob = self.next_token(request)
+            return [token], [logprob]
+
+        return results
+
+    def next_token(self, request: TextRequest) -> tuple[int, float]:
+        """Return the token after the request's tokens, and its log-probability; undefined if it is cancelled.
+
+        The steps after it start before this one is waited for, with the token that is still on the GPU.
+        """
+        tokens, step = request.tokens, len(request.tokens) - len(request.prompt)
+        with self._lock:
+            if request.cancelled:
+                return 0, 0.0
+            if self._ahead and self._owner is request:
+                call = self._ahead.popleft()
+                self._cached.append(tokens[-1])
+            else:
+                self._forget_ahead()
+                if self._owner is not request:
+                    self._keep(tokens[:-1])
+                    self._owner = request
+                if not step:
+                    request.reused = len(self._cached)
+                self._prefill(tokens, self.chunk, request)
+                if request.cancelled:
+                    return 0, 0.0
+                rest = tokens[len(self._cached) :]
+                call = self._start(request, self._ids(rest), len(self._cached), step)
+                self._cached.extend(rest)
+            if len(self._ahead) < min(request.lookahead, step + 1) and self.method.in_one_plan:
+                self._run_ahead(request, call, step + 1)
+            results = call.result()
+        return results[TOKEN].item(), results[LOGPROB].item()
+
+    def score(self, tokens: list[int], first: int) -> np.ndarray:
+        """Return the log-probability of each token from number `first` on, given those before it."""
+        with self._lock:
+            self._owner = None
+            self._keep(tokens[: first - 1])
+            self._prefill(tokens[: first - 1], 0)
+            step = self.chunk if self.signature.every else 1
+            scores = [np.empty(0, np.float32)]
+            for k in range(first, len(tokens), step):
+                targets = np.array([tokens[k : k + step]], np.int32)
+                scores.append(self._run(tokens[k - 1 : k - 1 + targets.shape[1]], targets)[0])
+            return np.concatenate(scores)
+
+    def reset(self) -> None:
+        """Empty the cache."""
+        with self._lock:
+            self._forget_ahead()
+            self.program.reset()
+            self._cached, self._owner = [], None
+
+    def prepare(self) -> None:
+        self.program.prepare()
+
+    def close(self) -> None:
+        self.program.close()
+
+    def _run_ahead(self, request: TextRequest, call: Any, step: int) -> None:
+        """Start steps after `call`, from the `step`-th on: as many as are submitted at once.
+
+        The first ones are submitted one by one, so that a short text wastes little. Tokens computed past the end of a
+        text are discarded: the next call writes the cache again from its own position on.
+        """
+        if request.sampler.penalises:  # each token must reach the host before the next one is computed
+            return
+        position, started = len(request.tokens), len(self._ahead)
+        left = min(request.context - position, request.max_tokens - step)
+        last = min(started + min(request.lookahead, step), left)
+        try:
+            for k in range(started, last):
+                token = (self._ahead[-1] if k else call).resident()[TOKEN]
+                self._ahead.append(self._start(request, token, position + k, step + k, k + 1 < last))
+        except BaseException:  # the steps on hold are lost
+            self._forget_ahead()
+            raise
+
+    def _forget_ahead(self) -> None:
+        while self._ahead:
+            self._ahead.pop().discard()
+
+    def _keep(self, tokens: Sequence[int]) -> None:
+        """Forget the cached tokens from the first one on that differs from `tokens`."""
+        pairs = zip(self._cached, tokens)
+        same = next((k for k, (a, b) in enumerate(pairs) if a != b), min(len(self._cached), len(tokens)))
+        del self._cached[same:]
+
+    def _prefill(self, tokens: Sequence[int], leave: int, request: TextRequest | None = None) -> None:
+        """Run the tokens that the cache lacks, in chunks, until at most `leave` remain or the request is cancelled."""
+        while len(tokens) - len(self._cached) > leave and not (request and request.cancelled):
+            first = len(self._cached)
+            self._run(tokens[first : first + self.chunk])
+
+    def _run(self, tokens: Sequence[int], targets: np.ndarray = NO_TARGETS) -> np.ndarray:
+        """Run tokens after those in the cache; return the scores of the targets."""
+        self._forget_ahead()
+        scores = self.method(*self.arguments(self._ids(tokens), len(self._cached), NO_SAMPLING, targets))[SCORES]
+        self._cached.extend(tokens)
+        return scores  # type: ignore[no-any-return]
+
+    def _start(self, request: TextRequest, tokens: Any, position: int, step: int, hold: bool = False) -> Any:
+        """Start a call that chooses the `step`-th token of a text; `tokens` may be on the device."""
+        sampling = request.sampler.operands(step, request.tokens)
+        return start(self.method, self.arguments(tokens, position, sampling), hold)
+
+    def _ids(self, tokens: Sequence[int]) -> np.ndarray:
+        return np.array([tokens], self.signature.tokens.numpy)
+
+    def arguments(
+        self, tokens: Any, position: int, sampling: tuple[np.ndarray, np.ndarray, int], targets: np.ndarray = NO_TARGETS
+    ) -> list[Any]:
+        """Return the inputs of the method; `tokens` [1, S] are on the host, or a single one on the device."""
+        positions = np.array([position], self.signature.position.numpy)
+        rows: Sequence[np.ndarray] = ()
+        if self.pictures and isinstance(tokens, np.ndarray):
+            tokens, *rows = self.pictures.arguments(tokens)
+        elif self.pictures:
+            rows = self.pictures.none
+        return [tokens, positions, *rows, *sampling, targets]
