@@ -121,9 +121,9 @@ def image_model(folder: Path, **more: Any) -> dict[str, Any]:
 
 
 def readme(folder: Path) -> dict[str, Any]:
-    from ptegpu.export import Source
+    from ptegpu.export import MethodSource
 
-    names = image_model(folder, methods={"decode": Source(torch.nn.Linear(2, 2).eval(), (torch.zeros(1, 2),))})
+    names = image_model(folder, methods={"decode": MethodSource(torch.nn.Linear(2, 2).eval(), (torch.zeros(1, 2),))})
     text_model(folder, "chat")
     return names
 

@@ -98,7 +98,7 @@ def test_a_call_ends_in_a_graph_or_in_an_error_of_ours(op: str) -> None:
     for _ in range(30):
         linear = chance.method(op)
         try:
-            for joined in join(linear, partition(linear)).graphs.values():
+            for joined in join(linear, partition(linear)).values():
                 Planner(joined.graph, Target(), [True] * len(joined.inputs)).cover()
         except PtegpuError as error:
             assert str(error)

@@ -61,7 +61,7 @@ class TextEngine:
     def __init__(self, runner: Runner) -> None:
         self.runner, self._scheduler = runner, runner.scheduler
         self._wake = threads.Wake()  # and the lock of the scheduler
-        self._thread: threads.Job[None] | None = None  # from the first request in the queue on
+        self._thread: threads.ThreadJob[None] | None = None  # from the first request in the queue on
         self._closing = False
         self._error: Exception | None = None  # after which nothing runs
         self._started: deque[tuple[PlannedRun, Results]] = deque()
