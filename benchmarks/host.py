@@ -23,7 +23,7 @@ from ptegpu.models.text import LanguageModel
 from ptegpu.models.text.batch import BatchEngine
 from ptegpu.models.text.sampling import NO_SAMPLING
 from ptegpu.plan.method import CompiledMethod, Run, Var
-from ptegpu.plan.plan import Binding, Buffer, Dispatch, Kernel, Plan, Port, fixed
+from ptegpu.plan.plan import Binding, Buffer, Kernel, Plan, PlannedDispatch, Port, fixed
 from ptegpu.runtime.method import MethodRunner
 
 from .harness import Bench, Row, Way
@@ -68,7 +68,7 @@ def chain(dispatches: int, shape: tuple[int, ...] = (1, 64)) -> Plan:
     )
     places = [0, *(1 + n % 2 for n in range(dispatches))]
     steps = [
-        Dispatch(n % 2, (Binding(places[n], 0, 256), Binding(places[n + 1], 0, 256)), (1, 1), f"add {n}")
+        PlannedDispatch(n % 2, (Binding(places[n], 0, 256), Binding(places[n + 1], 0, 256)), (1, 1), f"add {n}")
         for n in range(dispatches)
     ]
     x, y = Port("x", 0, DType.F32, shape), Port("y", places[-1], DType.F32, (1, 1000))

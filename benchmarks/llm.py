@@ -87,7 +87,7 @@ def exported(s: Shape) -> bytes:
     """Return the program without its weights."""
     import torch
 
-    from ptegpu.export import Options, lower, trace
+    from ptegpu.export import LlmOptions, lower, trace
     from ptegpu.export.config import read_config
     from ptegpu.export.decoder import Decoder
     from ptegpu.export.layers import GroupedEmbedding, GroupedLinear, GroupedWeight
@@ -97,7 +97,7 @@ def exported(s: Shape) -> bytes:
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(s.config))
         config = read_config(Path(folder))
-    options = Options(quantize="4bit", group=GROUP, max_seq=s.chunk, max_context=s.context).checked(config)
+    options = LlmOptions(quantize="4bit", group=GROUP, max_seq=s.chunk, max_context=s.context).checked(config)
     decoder = Decoder(config, s.context)
     generator = torch.Generator().manual_seed(0)
 

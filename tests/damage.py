@@ -16,7 +16,7 @@ import numpy as np
 
 import ptegpu
 from ptegpu.dtypes import DType
-from ptegpu.format.delegate import BlobGraph, BlobTensor, BlobValue, Call, ValueList, read_delegate
+from ptegpu.format.delegate import BlobCall, BlobGraph, BlobTensor, BlobValue, ValueList, read_delegate
 from ptegpu.graph import importer
 from ptegpu.graph.names import PREPACK
 from tests.sweep import judged, within
@@ -45,7 +45,7 @@ def _prepacks(g: BlobGraph) -> list[int]:
     return [k for k, c in enumerate(g.calls) if c.operator == PREPACK]
 
 
-def _operators(g: BlobGraph) -> list[tuple[int, Call, BlobTensor]]:
+def _operators(g: BlobGraph) -> list[tuple[int, BlobCall, BlobTensor]]:
     """The calls that compute one tensor, with that tensor; not those that write a buffer in place."""
     buffers = {g.calls[k].args[-1] for k in _prepacks(g)}
     found = [(k, c, g.values[c.args[-1]]) for k, c in enumerate(g.calls) if c.operator != PREPACK]

@@ -10,9 +10,9 @@ import numpy as np
 
 from ptegpu.compiler.planner import Planner
 from ptegpu.errors import PtegpuError
-from ptegpu.plan.numbers import program
+from ptegpu.plan.numbers import compile_rows
 from ptegpu.plan.plan import Expr, Plan, Port
-from ptegpu.plan.resolve import At, Resolver, chosen, evaluated
+from ptegpu.plan.resolve import PlanPoint, Resolver, choices_at, plan_at
 
 POINTS = int(os.environ.get("PTEGPU_POINTS", "24"))  # sizes that are compared, where there are more
 
@@ -62,11 +62,11 @@ def described(plan: Plan) -> list[Any]:
     return description
 
 
-def scratch_of(planner: Planner, at: At, shapes: list[Any]) -> list[Any]:
+def scratch_of(planner: Planner, at: PlanPoint, shapes: list[Any]) -> list[Any]:
     """Return the bytes of scratch that the choices at these sizes need."""
     picked = [cs[k] for cs, k in zip(planner.families[at.family].choices, at.choices, strict=True)]
     numbers = [n for c in picked for n in c.scratched]
-    return [program(planner.table.rows, [n.row])(shapes, item)[0] if isinstance(n, Expr) else n for n in numbers]
+    return [compile_rows(planner.table.rows, [n.row])(shapes, item)[0] if isinstance(n, Expr) else n for n in numbers]
 
 
 def hold(traced: Planner, plain: Planner, where: Iterable[dict[int, int]]) -> int:
@@ -78,7 +78,7 @@ def hold(traced: Planner, plain: Planner, where: Iterable[dict[int, int]]) -> in
         shapes = shapes_at(traced, point)
         plain.families.clear()
         at = resolver.at(shapes, item)
-        refused = at is None or plan.families[at.family].refusal or any(c.refusal for c in chosen(plan, at))
+        refused = at is None or plan.families[at.family].refusal or any(c.refusal for c in choices_at(plan, at))
         try:
             plain.extend(shapes, item)
         except PtegpuError as e:
@@ -89,8 +89,8 @@ def hold(traced: Planner, plain: Planner, where: Iterable[dict[int, int]]) -> in
         assert not refused, f"at {shapes} the plan refuses: {refused}"
         single = plain.plan()
         only = Resolver(single)
-        want = described(evaluated(single, shapes, item, only))
-        got = described(evaluated(plan, shapes, item, resolver))
+        want = described(plan_at(single, shapes, item, only))
+        got = described(plan_at(plan, shapes, item, resolver))
         assert want == got, f"at {shapes}: {first_difference(want, got)}"
         if all(0 not in s for s in shapes if isinstance(s, tuple)):  # what launches nothing may ask for none
             there = only.at(shapes, item)

@@ -8,7 +8,7 @@ from ptegpu.plan.target import Target
 from ptegpu.runtime.method import MethodRunner
 
 
-def method_of(method: pte.Method, path: str | None = None) -> MethodRunner:
+def method_of(method: pte.FileMethod, path: str | None = None) -> MethodRunner:
     outers, _ = plan_methods({method.name: cut_method(method, {}, path)}, Target())
     runner = MethodRunner(outers[method.name])
     runner.reset()

@@ -7,7 +7,7 @@ from typing import Any
 
 import ptegpu
 from ptegpu.format import read_program
-from ptegpu.format.pte import JumpFalse, Tensor
+from ptegpu.format.pte import FileTensor, JumpFalse
 from ptegpu.plan.save import to_bytes
 
 from .saved import Program
@@ -33,7 +33,7 @@ def features_of(program: Program) -> list[str]:
     """Return what a program is an example of: what its table says, and what its file shows."""
     methods = read_program(program.data).methods
     delegates = max(len(m.delegates) for m in methods)
-    tensors = [v for m in methods for v in m.values if isinstance(v, Tensor)]
+    tensors = [v for m in methods for v in m.values if isinstance(v, FileTensor)]
     shows = {
         "several methods": len(methods) > 1,
         "no delegate": delegates == 0,

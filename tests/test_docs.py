@@ -24,7 +24,7 @@ from ptegpu.export import wrapped
 from ptegpu.export.config_keys import ConfigKeys
 from ptegpu.export.families import FAMILIES
 from ptegpu.export.hf_models import POOLINGS
-from ptegpu.export.llm import GROUPS, Options, metadata
+from ptegpu.export.llm import GROUPS, LlmOptions, metadata
 from ptegpu.graph import match
 from ptegpu.models.tasks.specs import TASKS
 from ptegpu.ops import elementwise
@@ -185,7 +185,9 @@ def test_the_methods_of_a_language_model_are_in_the_page() -> None:
     text = (ROOT / "docs" / "export.md").read_text("utf-8")
     (body,) = re.findall(r"^\| method \| \|\n\|[-|]+\|\n((?:\|.*\n)+)", text, re.MULTILINE)
     config: Any = SimpleNamespace(vocab=9, layers=[0], bos=1, eos=[2])
-    assert set(metadata(config, Options())) == {name for line in body.splitlines() for name in code(line.split("|")[1])}
+    assert set(metadata(config, LlmOptions())) == {
+        name for line in body.splitlines() for name in code(line.split("|")[1])
+    }
 
 
 def test_every_error_is_explained() -> None:

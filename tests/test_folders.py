@@ -12,7 +12,7 @@ import pytest
 
 import ptegpu.export
 from ptegpu.errors import ExportError, InvalidInput
-from ptegpu.models.checkpoints import program_of
+from ptegpu.models.checkpoints import exported_once
 
 LLAMA = {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}
 SMOLVLM = {"model_type": "smolvlm", "architectures": ["SmolVLMForConditionalGeneration"]}
@@ -44,16 +44,16 @@ def write(folder: Path, config: dict[str, Any]) -> Path:
 def test_by_what_it_holds(exports: list[tuple[str, Path]], tmp_path: Path) -> None:
     for config in ({"model_type": "whisper"}, LLAMA, SMOLVLM, BERT):
         folder = write(tmp_path / str(config["model_type"]), config)
-        assert program_of(folder) == exports[-1][1]
+        assert exported_once(folder) == exports[-1][1]
     assert ["export_speech", "export_llm", "export_llm", "export_hf"] == [name for name, _ in exports]
 
 
 def test_it_is_exported_once_until_it_changes(exports: list[tuple[str, Path]], tmp_path: Path) -> None:
     folder, other = write(tmp_path / "one", LLAMA), write(tmp_path / "other", LLAMA)
-    first, other_first = program_of(folder), program_of(other)
-    assert first == program_of(str(folder)) != other_first
+    first, other_first = exported_once(folder), exported_once(other)
+    assert first == exported_once(str(folder)) != other_first
     write(folder, LLAMA | {"vocab_size": 7})
-    second = program_of(folder)
+    second = exported_once(folder)
     assert [first, other_first, second] == [target for _, target in exports] and 3 == len({first, other_first, second})
     left = sorted(p.name for p in second.parent.iterdir())
     ends = (".pte", ".sums.json", ".tokenizer.json")
@@ -62,7 +62,7 @@ def test_it_is_exported_once_until_it_changes(exports: list[tuple[str, Path]], t
 
 def test_what_is_no_checkpoint_is_left_alone(tmp_path: Path) -> None:
     for source in (b"bytes", tmp_path, "model.pte", None):
-        assert source == program_of(source)
+        assert source == exported_once(source)
 
 
 def test_where_nothing_can_be_kept(exports: list[tuple[str, Path]], tmp_path: Path, monkeypatch: Any) -> None:
@@ -72,10 +72,10 @@ def test_where_nothing_can_be_kept(exports: list[tuple[str, Path]], tmp_path: Pa
     with pytest.raises(
         ExportError, match=r"file cannot be written \(File exists\): set PTEGPU_CACHE to another folder"
     ):
-        program_of(folder)
+        exported_once(folder)
     monkeypatch.setenv("PTEGPU_CACHE", "off")
     with pytest.raises(InvalidInput, match="one is a folder, and PTEGPU_CACHE=off: export it to a file first"):
-        program_of(folder)
+        exported_once(folder)
 
 
 def swap(path: Path) -> None:
@@ -98,9 +98,9 @@ def test_an_entry_that_is_not_as_it_was_written_is_made_again(
     exports: list[tuple[str, Path]], tmp_path: Path, harm: Callable[[Path], object], end: str
 ) -> None:
     folder = write(tmp_path / "one", LLAMA)
-    target = program_of(folder)
+    target = exported_once(folder)
     harm(target.with_suffix(end))
-    assert target == program_of(folder) == program_of(folder)
+    assert target == exported_once(folder) == exported_once(folder)
     assert 2 == len(exports)
     assert (b"program", b"tokenizer") == (target.read_bytes(), target.with_suffix(".tokenizer.json").read_bytes())
     assert not any(p.is_symlink() for p in target.parent.iterdir())
@@ -108,15 +108,15 @@ def test_an_entry_that_is_not_as_it_was_written_is_made_again(
 
 
 def test_an_entry_that_was_copied_is_kept(exports: list[tuple[str, Path]], tmp_path: Path) -> None:
-    target = program_of(write(tmp_path / "one", LLAMA))
+    target = exported_once(write(tmp_path / "one", LLAMA))
     os.utime(target, ns=(1, 1))
-    assert target == program_of(tmp_path / "one")
+    assert target == exported_once(tmp_path / "one")
     assert 1 == len(exports)
 
 
 def test_a_link_to_an_equal_program_is_not_an_entry(exports: list[tuple[str, Path]], tmp_path: Path) -> None:
-    target = program_of(write(tmp_path / "one", LLAMA))
+    target = exported_once(write(tmp_path / "one", LLAMA))
     target.rename(tmp_path / "moved")
     target.symlink_to(tmp_path / "moved")
-    program_of(tmp_path / "one")
+    exported_once(tmp_path / "one")
     assert 2 == len(exports) and not target.is_symlink()

@@ -13,8 +13,8 @@ import pytest
 import ptegpu
 from ptegpu.errors import InvalidProgram, UnsupportedProgram
 from ptegpu.format import pte
-from ptegpu.models.checkpoints import program_of
-from ptegpu.models.door import Source
+from ptegpu.models.checkpoints import exported_once
+from ptegpu.models.door import ProgramSource
 from ptegpu.models.kinds import KINDS, SERVED, kind_of_folder, resolve
 from ptegpu.models.speech import SpeechModel
 from ptegpu.models.tasks.pipeline import Pipeline
@@ -95,7 +95,7 @@ def program(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         folder.mkdir()
         write(folder)
         assert kind == kind_of_folder(folder)
-        exported = program_of(folder)  # by the row's exporter
+        exported = exported_once(folder)  # by the row's exporter
         file.write_bytes(exported.read_bytes())
         for beside in exported.parent.glob(f"{exported.stem}.tokenizer*"):
             (place / beside.name.removeprefix(f"{exported.stem}.")).write_bytes(beside.read_bytes())
@@ -155,7 +155,7 @@ def test_a_file_is_parsed_once(program: Program, monkeypatch: pytest.MonkeyPatch
 
 def test_it_is_shown(program: Program) -> None:
     for path in (program.file, program.bundle):
-        assert ROWS[program.kind].page == choose(Source.of(path), None).name
+        assert ROWS[program.kind].page == choose(ProgramSource.of(path), None).name
 
 
 def test_it_is_served_or_refused(program: Program) -> None:

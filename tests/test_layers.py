@@ -230,10 +230,10 @@ def test_a_host_step_of_a_bundle_imports_one_family_of_kernels(tmp_path: Path) -
 
 def median() -> Bundle:
     """Return a program for float64, which no GPU computes with."""
-    x, y = pte.Tensor(DType.F64, (4,), (0,)), pte.Tensor(DType.F64, (), ())
+    x, y = pte.FileTensor(DType.F64, (4,), (0,)), pte.FileTensor(DType.F64, (), ())
     call = pte.KernelCall("aten::median.out", (0, 1, 1))
-    method = pte.Method("forward", (x, y), (0,), (1,), ((call,),), (), "", "")
-    file = pte.Program(None, 0, 0, (method,), {})
+    method = pte.FileMethod("forward", (x, y), (0,), (1,), ((call,),), (), "", "")
+    file = pte.ProgramFile(None, 0, 0, (method,), {})
     methods, _ = plan_methods(cut_methods(file), Target())
     return Bundle(file, (Target(),), (methods,))
 
@@ -448,3 +448,12 @@ def test_no_path_of_one_machine_is_committed() -> None:
 )
 def test_the_machine_path_pattern(text: bytes, expected: bool) -> None:
     assert expected == bool(MACHINE_PATH.search(text))
+
+
+def test_no_two_classes_share_a_name() -> None:
+    files: dict[str, list[str]] = {}
+    for path in python_files():
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                files.setdefault(node.name, []).append(path.relative_to(PACKAGE).as_posix())
+    assert {} == {name: places for name, places in files.items() if len(places) > 1}

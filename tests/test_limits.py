@@ -21,7 +21,7 @@ from ptegpu.compiler.stretches import build
 from ptegpu.dtypes import DType
 from ptegpu.errors import ExecutionError, InvalidInput, InvalidProgram, LimitExceeded, OutOfMemory
 from ptegpu.format import pte, source
-from ptegpu.format.source import open_source, steady
+from ptegpu.format.source import open_source, read_pieces
 from ptegpu.limits import Budget, Limits
 from ptegpu.plan.method import Call, Var
 from ptegpu.plan.target import Target
@@ -38,15 +38,15 @@ ENDS = {
 }
 
 
-def f64(*sizes: int, **more: Any) -> pte.Tensor:
-    return pte.Tensor(DType.F64, sizes, tuple(range(len(sizes))), **more)
+def f64(*sizes: int, **more: Any) -> pte.FileTensor:
+    return pte.FileTensor(DType.F64, sizes, tuple(range(len(sizes))), **more)
 
 
-def program(values: list[pte.Value], outputs: list[int], *chain: pte.Instruction) -> pte.Method:
-    return pte.Method("forward", tuple(values), (), tuple(outputs), (chain,), (), "", "")
+def program(values: list[pte.Value], outputs: list[int], *chain: pte.Instruction) -> pte.FileMethod:
+    return pte.FileMethod("forward", tuple(values), (), tuple(outputs), (chain,), (), "", "")
 
 
-def refused(file_method: pte.Method, **bounds: Any) -> str:
+def refused(file_method: pte.FileMethod, **bounds: Any) -> str:
     """Load and call a program within these limits; return the message of its error."""
     budget = Budget(Limits(**bounds))
     with pytest.raises(LimitExceeded) as error:
@@ -258,10 +258,10 @@ def test_a_file_that_is_cut_while_it_is_loaded_is_refused(tmp_path: Path, monkey
     file = tmp_path / "model.pte"
     file.write_bytes(bytes(range(256)) * 256)
     view, _ = open_source(file, name=None, expected="a program")
-    assert bytes(view[1000:60000]) == b"".join(map(bytes, steady(view[1000:60000])))
+    assert bytes(view[1000:60000]) == b"".join(map(bytes, read_pieces(view[1000:60000])))
     file.write_bytes(b"")
     with pytest.raises(InvalidProgram) as error:
-        list(steady(view[1000:60000]))
+        list(read_pieces(view[1000:60000]))
     assert f"{file}: the file was truncated while it was loaded" == str(error.value)
 
 

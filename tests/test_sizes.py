@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 
 from ptegpu.compiler.size_grid import Point
-from ptegpu.sizes import Size, Table, Trace, cached, largest, plain_value, real, smallest
+from ptegpu.sizes import ExpressionTable, Size, Trace, cached, largest, plain_value, real, smallest
 
 N, M = 12, 5
 RANGES = ((0, 40), (1, 9))
 
 
 def traced(n: int = N, m: int = M) -> tuple[Trace, Size, Size]:
-    trace = Trace(Table(RANGES))
+    trace = Trace(ExpressionTable(RANGES))
     return trace, trace.source(0, n), trace.source(1, m)
 
 

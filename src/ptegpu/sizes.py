@@ -29,7 +29,7 @@ COMMUTATIVE = ("add", "mul", "min", "max", "eq", "ne")
 COMPARES = {"lt": "ge", "ge": "lt", "eq": "ne", "ne": "eq"}  # comparison to its negation
 
 
-class Table:
+class ExpressionTable:
     """Expressions over sources with known ranges."""
 
     def __init__(self, sources: Sequence[Range] = ()) -> None:
@@ -89,7 +89,7 @@ def _floor(x: float) -> float:
 class Trace:
     """The guards that one run of rules recorded, as rows of a table."""
 
-    def __init__(self, table: Table) -> None:
+    def __init__(self, table: ExpressionTable) -> None:
         self.table = table
         self.guards: dict[int, str] = {}  # row → origin: "compare", "value" or "text"
         self.ranges: dict[int, Range] = {}  # narrowed by guards

@@ -18,9 +18,9 @@ from ptegpu.cli.inputs import one_size_each, parse_sizes
 from ptegpu.dtypes import DType
 from ptegpu.explain.costs import costs
 from ptegpu.explain.guards import GuardText, numpy_calls, plan_report
-from ptegpu.plan.numbers import program
+from ptegpu.plan.numbers import compile_rows
 from ptegpu.plan.plan import Choice, Family, Input, Plan, Row
-from ptegpu.plan.resolve import evaluated
+from ptegpu.plan.resolve import plan_at
 
 DEMO = Path(ptegpu.__file__).parent / "demo"
 INPUTS = (Input("tokens", 0, DType.I32, (4, 256), dynamic=True), Input("how"), Input("input 2", 1, DType.I32, (8,)))
@@ -97,7 +97,7 @@ def test_every_text_means_what_its_row_does() -> None:
     text, rows = GuardText(plan_of(ROWS)), range(len(ROWS))
     for shapes in ((1, 1), (2, 9), (3, 10), (4, 256)):
         inputs = [shapes, 7, (8,)]
-        expected = program(ROWS, list(rows))(inputs, lambda _, __: 7)
+        expected = compile_rows(ROWS, list(rows))(inputs, lambda _, __: 7)
         names = {"tokens": shapes, "how": 7, "ceil": math.ceil, "min": min, "max": max}
         for row in rows:
             got = eval(text(row).replace("item 0 of input 2", "7"), names)
@@ -173,14 +173,14 @@ def test_texts_hold_where_guards_do(model: Path) -> None:
 
 
 def _all(plan: Plan, guards: tuple[int, ...], shapes: list[tuple[int, ...]]) -> bool:
-    return all(program(plan.rows, list(guards))(shapes, lambda _, __: 0))
+    return all(compile_rows(plan.rows, list(guards))(shapes, lambda _, __: 0))
 
 
 def _means(plan: Plan, shown: dict[str, Any], shapes: list[tuple[int, ...]]) -> bool:
     """Return whether the text matches the sizes, after checking that the guards agree."""
 
     def row(number: int) -> int:  # what would be too long a text
-        return program(plan.rows, [number])(shapes, lambda _, __: 0)[0]  # type: ignore[no-any-return]
+        return compile_rows(plan.rows, [number])(shapes, lambda _, __: 0)[0]  # type: ignore[no-any-return]
 
     names = {"shapes": shapes, "ceil": math.ceil, "min": min, "max": max, "row": row}
 
@@ -199,7 +199,7 @@ def test_costs_are_those_of_the_plan_at_that_size() -> None:
     (plan,) = outer.plans
     for n in (1, 5, 256):
         (cost,) = costs(outer, {"input 0[1]": n})
-        here = [d for d in evaluated(plan, [(1, n), (1,)], lambda _, __: 0).dispatches if 0 not in d.grid]
+        here = [d for d in plan_at(plan, [(1, n), (1,)], lambda _, __: 0).dispatches if 0 not in d.grid]
         assert (cost.dispatches, cost.flops) == (len(here), sum(d.flops for d in here))  # type: ignore[misc]
         assert cost.workgroups == sum(d.grid[0] * d.grid[1] for d in here)  # type: ignore[operator]
         assert cost.read_bytes + cost.write_bytes == sum(d.nbytes for d in here)

@@ -14,12 +14,12 @@ import typer
 from ptegpu.cli.inputs import Fill, Random, make_inputs, parse_shapes, parse_source, read_arrays
 from ptegpu.dtypes import DType
 from ptegpu.errors import InvalidInput
-from ptegpu.format import Tensor
+from ptegpu.format import FileTensor
 
-X = Tensor(DType.F32, (2, 3), (0, 1))
-IDS = Tensor(DType.I64, (1, 16), (0, 1), dynamic=True)
-MASK = Tensor(DType.BOOL, (4,), (0,))
-HALF = Tensor(DType.BF16, (3,), (0,))
+X = FileTensor(DType.F32, (2, 3), (0, 1))
+IDS = FileTensor(DType.I64, (1, 16), (0, 1), dynamic=True)
+MASK = FileTensor(DType.BOOL, (4,), (0,))
+HALF = FileTensor(DType.BF16, (3,), (0,))
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_bad_shapes(text: str, message: str) -> None:
 
 
 def test_a_single_int_is_0_by_default() -> None:
-    position, index = Tensor(DType.I64, (1,), (0,)), Tensor(DType.I32, (), ())
+    position, index = FileTensor(DType.I64, (1,), (0,)), FileTensor(DType.I32, (), ())
     assert [0, 0] == [x.item() for x in make_inputs([position, index], [], {})]
     assert 5 == make_inputs([position], ["5"], {})[0].item()
     assert make_inputs([position], ["random:8..9"], {})[0] in (8, 9)
@@ -99,7 +99,7 @@ def test_inputs_of_one_seed_differ() -> None:
 
 
 def test_a_range_holds_for_ints_and_floats() -> None:
-    ints, floats = make_inputs([IDS, Tensor(DType.F32, (1000,), (0,))], ["random:100..103"], {})
+    ints, floats = make_inputs([IDS, FileTensor(DType.F32, (1000,), (0,))], ["random:100..103"], {})
     assert set(ints.reshape(-1).tolist()) <= {100, 101, 102, 103}
     assert floats.min() >= 100
     assert floats.max() < 103
@@ -155,7 +155,7 @@ def test_a_file_that_is_none(tmp_path: Path) -> None:
 
 
 def test_an_input_without_bounds_needs_a_shape() -> None:
-    unbounded = Tensor(DType.F32, (0,), (0,), dynamic=True, bounded=False)
+    unbounded = FileTensor(DType.F32, (0,), (0,), dynamic=True, bounded=False)
     with pytest.raises(InvalidInput) as raised:
         make_inputs([unbounded], [], {})
     assert str(raised.value) == "input 0 has no bounds: give its shape with --shape 0=…"

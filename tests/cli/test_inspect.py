@@ -14,7 +14,7 @@ from tests.cli.conftest import DATA, Invoke
 from tests.test_layers import BLOCKER, SRC
 
 import ptegpu
-from ptegpu.compiler.partition import ValueBounds, joins
+from ptegpu.compiler.partition import ValueBounds, runs_on_gpu
 from ptegpu.dtypes import DType
 from ptegpu.explain.analysis import why_on_host
 from ptegpu.graph.flat import FlatMethod
@@ -123,7 +123,7 @@ F, S = Var("f", None), Var("s", None)  # scalars: a float, an int
 def test_every_reason_has_a_text(operator: str, args: tuple[Operand, ...], out: Var, why: str) -> None:
     call = Call(operator, args, (out,), operator)
     facts = ValueBounds(FlatMethod("forward", [S]))
-    assert why_on_host(call, lambda c: joins(c, facts)) == why.format("which its GPU kernel does not take")
+    assert why_on_host(call, lambda c: runs_on_gpu(c, facts)) == why.format("which its GPU kernel does not take")
 
 
 def test_arguments_that_the_gpu_does_not_take(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,7 +131,7 @@ def test_arguments_that_the_gpu_does_not_take(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setitem(REGISTRY, relu.name, replace(relu, serves=lambda _: False))
     call = Call(relu.name, (X,), (X,), relu.name)
     facts = ValueBounds(FlatMethod("forward"))
-    assert why_on_host(call, lambda c: joins(c, facts)) == "arguments that its GPU kernel does not take"
+    assert why_on_host(call, lambda c: runs_on_gpu(c, facts)) == "arguments that its GPU kernel does not take"
 
 
 def test_what_the_gpu_could_run() -> None:

@@ -15,9 +15,9 @@ from ptegpu.cli.profile import By, profile_report, split_note
 from ptegpu.gpu import AdapterInfo, open_device
 from ptegpu.gpu.device import Traffic
 from ptegpu.gpu.timing import KernelTime
-from ptegpu.plan.plan import Dispatch
+from ptegpu.plan.plan import PlannedDispatch
 from ptegpu.plan.target import DeviceClass
-from ptegpu.runtime.call_timeline import Step
+from ptegpu.runtime.call_timeline import CallStep
 from ptegpu.runtime.profile import Profile
 
 Capture = pytest.CaptureFixture[str]
@@ -26,11 +26,11 @@ FORWARD = ["aten.linear.default #0 of delegate 0 and 1 after it", "aten.linear.d
 
 
 def kernel(name: str, label: str, begin: float, seconds: float, read: int, flops: int = 0) -> KernelTime:
-    return KernelTime(name, Dispatch(0, (), (2, 1), label, read, 100, flops), begin, seconds)
+    return KernelTime(name, PlannedDispatch(0, (), (2, 1), label, read, 100, flops), begin, seconds)
 
 
-def step(kind: str, name: str, begin: float, seconds: float, waited: float = 0.0, **traffic: float) -> Step:
-    return Step(kind, name, 1, begin, seconds, waited, Traffic(**traffic))  # type: ignore[arg-type]
+def step(kind: str, name: str, begin: float, seconds: float, waited: float = 0.0, **traffic: float) -> CallStep:
+    return CallStep(kind, name, 1, begin, seconds, waited, Traffic(**traffic))  # type: ignore[arg-type]
 
 
 STEPS = (

@@ -14,11 +14,11 @@ from ptegpu.dtypes import DType
 from ptegpu.errors import InvalidProgram, LimitExceeded
 from ptegpu.graph.graph import Arg, Graph, Node, Sym, Tensor
 from ptegpu.kernels.wgsl import SYM_VECTORS, KernelSpec, Storage, build
-from ptegpu.ops.registry import Dispatch as Launch
 from ptegpu.ops.registry import OpDef, Out, Parameter, Steps
+from ptegpu.ops.registry import PlannedDispatch as Launch
 from ptegpu.passes.memory import Memory
-from ptegpu.plan.plan import Copy, Dispatch, Expr, Input, Plan, fold
-from ptegpu.plan.resolve import evaluated
+from ptegpu.plan.plan import Copy, Expr, Input, Plan, PlannedDispatch, fold
+from ptegpu.plan.resolve import plan_at
 from ptegpu.plan.target import Target
 
 INF = float("inf")
@@ -71,7 +71,7 @@ def test_a_node_too_large_for_the_grid_is_named() -> None:
     assert expected == str(error.value)
 
 
-def params_of(plan: Plan, dispatch: Dispatch) -> tuple[int, int]:
+def params_of(plan: Plan, dispatch: PlannedDispatch) -> tuple[int, int]:
     """Offset and length of a dispatch's parameter block."""
     (binding,) = [b for b in dispatch.bindings if plan.buffers[b.buffer].role == "params"]
     return binding.offset, binding.nbytes
@@ -127,7 +127,7 @@ def test_with_f16_the_halves_are_written_directly() -> None:
     assert 1 == len(plan.dispatches)
 
 
-def written(plan: Plan, dispatch: Dispatch) -> tuple[set[int], list[int]]:
+def written(plan: Plan, dispatch: PlannedDispatch) -> tuple[set[int], list[int]]:
     """Buffers that a dispatch binds to read and to write."""
     access = plan.kernels[dispatch.kernel].access
     pairs = list(zip(dispatch.bindings, access, strict=True))
@@ -291,7 +291,7 @@ def test_parameters_that_are_sizes_are_patched() -> None:
     y = s.tensor("aten.leaky_relu.default", s.input(4096), 0.25)
     plan = Planner(s.returns(y), Target(), [True]).cover().plan()
     for n in (4096, 2000, 1, 0):
-        at = evaluated(plan, [(n,)], lambda *_: 0)
+        at = plan_at(plan, [(n,)], lambda *_: 0)
         assert (n,) == at.outputs[0].shape
         (dispatch,) = at.dispatches
         if n:

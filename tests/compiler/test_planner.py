@@ -20,7 +20,7 @@ from ptegpu.errors import ExecutionError, InvalidProgram, LimitExceeded, PtegpuE
 from ptegpu.graph.graph import Graph, Node, Sym, Tensor
 from ptegpu.graph.shape_rules import Item
 from ptegpu.plan.plan import Plan
-from ptegpu.plan.resolve import evaluated
+from ptegpu.plan.resolve import plan_at
 from ptegpu.plan.target import Target
 
 
@@ -48,7 +48,7 @@ def dynamic(graph: Graph, **options: Any) -> Planner:
 
 def shapes_of(plan: Plan, *sizes: Any) -> list[Any]:
     """The shapes of the outputs, and the ints among them, for inputs of these shapes (ints: these values)."""
-    outputs = evaluated(plan, sizes, unread).families[0].outputs
+    outputs = plan_at(plan, sizes, unread).families[0].outputs
     return [o if isinstance(o, int) else o.shape for o in outputs]
 
 
@@ -120,7 +120,7 @@ def test_an_int_that_is_read_from_data_makes_one_plan() -> None:
     plan = planner.plan()
     for value in (5, 5, -9):
         inputs = [np.array([value], np.int32)]
-        assert (value, value + 1) == evaluated(plan, *sizes_of(inputs)).families[0].outputs
+        assert (value, value + 1) == plan_at(plan, *sizes_of(inputs)).families[0].outputs
         planner.extend(*sizes_of(inputs))
     assert planner.plan() == plan
 
@@ -221,12 +221,12 @@ def test_sizes_that_nobody_planned_for_are_traced_when_they_are_asked_for() -> N
     planner = dynamic(products(), sizes={"x1[0]": [40]}).cover()
     plan, traces = planner.plan(), planner.tracer.lowered
     with pytest.raises(LookupError):
-        evaluated(plan, [(1, 64)], unread)
+        plan_at(plan, [(1, 64)], unread)
     planner.extend([(1, 64)], unread)
     more = planner.plan()
     assert planner.tracer.lowered > traces
     assert [(1, 64)] == shapes_of(more, (1, 64))
-    assert evaluated(more, [(40, 64)], unread).dispatches == evaluated(plan, [(40, 64)], unread).dispatches
+    assert plan_at(more, [(40, 64)], unread).dispatches == plan_at(plan, [(40, 64)], unread).dispatches
     assert plan.buffers == more.buffers[: len(plan.buffers)]  # what is on a device already keeps its place and size
     assert plan.kernels == more.kernels[: len(plan.kernels)]
     assert plan.rows == more.rows[: len(plan.rows)]
@@ -291,7 +291,7 @@ def test_shapes_of_a_static_graph_may_come_from_data() -> None:
     plan = Planner(sliced_by_data(), Target(), ahead=True).cover().plan()
     for end in range(-9, 10):
         inputs = [np.zeros((8, 4), np.float32), np.array([end], np.int32)]
-        (out,) = evaluated(plan, *sizes_of(inputs)).outputs
+        (out,) = plan_at(plan, *sizes_of(inputs)).outputs
         assert (len(range(8)[:end]), 4) == out.shape
 
 

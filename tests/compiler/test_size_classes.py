@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from ptegpu.compiler.size_classes import SizeClasses
-from ptegpu.sizes import Table
+from ptegpu.sizes import ExpressionTable
 
 
-def product(table: Table, *rows: int) -> int:
+def product(table: ExpressionTable, *rows: int) -> int:
     total, *rest = rows
     for row in rest:
         total = table.add("mul", total, row)
@@ -15,7 +15,7 @@ def product(table: Table, *rows: int) -> int:
 
 def test_factors_on_both_sides_cancel_out_and_others_of_the_same_largest_value_are_joined() -> None:
     """x (200, 300, 4) and y (200, 50): x[0]·x[1]·4 = y[0]·x[1]·x[2], as a view of a result tells."""
-    table = Table()
+    table = ExpressionTable()
     b, t, width = (table.add("size", 0, d, (0, n)) for d, n in enumerate((200, 300, 4)))
     c, s = (table.add("size", 1, d, (0, n)) for d, n in enumerate((200, 50)))
     guard = table.add("eq", product(table, b, t, table.const(4)), product(table, c, t, width))
@@ -27,7 +27,7 @@ def test_factors_on_both_sides_cancel_out_and_others_of_the_same_largest_value_a
 
 
 def test_products_of_other_largest_values_and_other_comparisons_tell_nothing() -> None:
-    table = Table()
+    table = ExpressionTable()
     a, b, c = (table.add("size", 0, d, (0, n)) for d, n in enumerate((6, 8, 48)))
     classes = SizeClasses((a, b, c))
     guards = [

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from ptegpu.compiler import size_grid as sampling
 from ptegpu.compiler.size_grid import MAX_INTS, Point, SizeGrid
-from ptegpu.sizes import Table, Trace
+from ptegpu.sizes import ExpressionTable, Trace
 
 INT_RANGE = (-(2**31), 2**31 - 1)
 
@@ -24,7 +24,7 @@ def grid_of(
     shapes: Sequence[Sequence[int]], ints: int = 0, sizes: Mapping[str, Sequence[int]] | None = None, **more: Any
 ) -> tuple[SizeGrid, list[list[int]], list[int]]:
     """A grid of inputs x0, x1, … with these largest shapes and of ints i0, i1, …, with the rows of both."""
-    table, names = Table(), dict[int, str]()
+    table, names = ExpressionTable(), dict[int, str]()
     dims = [[table.add("size", k, d, (0, n)) for d, n in enumerate(shape)] for k, shape in enumerate(shapes)]
     names |= {row: f"x{k}[{d}]" for k, rows in enumerate(dims) for d, row in enumerate(rows)}
     values = [table.add("int", len(shapes) + k, 0, INT_RANGE) for k in range(ints)]
@@ -33,7 +33,7 @@ def grid_of(
     return SizeGrid(table, names, sizes or {}, more.pop("points", ()), largest), dims, values
 
 
-def product(table: Table, *rows: int) -> int:
+def product(table: ExpressionTable, *rows: int) -> int:
     total, *rest = rows
     for row in rest:
         total = table.add("mul", total, row)

@@ -16,7 +16,7 @@ from ptegpu.dtypes import DType
 from ptegpu.errors import UnsupportedProgram
 from ptegpu.graph.graph import Graph, Sym, Tensor
 from ptegpu.passes.memory import Memory
-from ptegpu.plan.resolve import evaluated
+from ptegpu.plan.resolve import plan_at
 from ptegpu.plan.target import Target
 
 COMPARES = ("lt", "le", "gt", "ge", "eq", "ne")
@@ -38,11 +38,11 @@ def agreed(graph: Graph, scalars: Sequence[int] = (), inputs: Sequence[np.ndarra
     for plain in (False, True):
         planner = Planner(graph, Target(), dynamic, plain=plain)
         planner.extend(*sizes_of(values))
-        words.append(evaluated(planner.plan(), *sizes_of(values)).families[0].words)
+        words.append(plan_at(planner.plan(), *sizes_of(values)).families[0].words)
     assert words[0] == words[1]
     covered = Planner(graph, Target(), dynamic).cover()  # of ints, no more than 0 is looked at
     covered.extend(*sizes_of(values))
-    assert words[0] == evaluated(covered.plan(), *sizes_of(values)).families[0].words
+    assert words[0] == plan_at(covered.plan(), *sizes_of(values)).families[0].words
     return list(words[0])
 
 
@@ -118,7 +118,7 @@ def test_ints_among_the_results_are_numbers() -> None:
     x, y = s.sym(), s.sym()
     total = s.node("add", x, y)
     plan = planned(s.returns(total, y, 7), Target())
-    assert (9, 4, 7) == evaluated(plan, [5, 4], lambda *_: 0).families[0].outputs
+    assert (9, 4, 7) == plan_at(plan, [5, 4], lambda *_: 0).families[0].outputs
 
 
 def test_a_graph_without_symbolic_ints_has_no_words() -> None:

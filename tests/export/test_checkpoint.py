@@ -17,7 +17,7 @@ from tests.zoo import families
 from tests.zoo.checkpoints import config, tensors, write
 
 from ptegpu.errors import ExportError
-from ptegpu.export import Options, export_llm, load_decoder
+from ptegpu.export import LlmOptions, export_llm, load_decoder
 from ptegpu.export.checkpoint import TensorStore, WeightSource, _rows
 from ptegpu.export.config import LayerConfig, read_config
 from ptegpu.export.decoder import RotaryTable
@@ -79,7 +79,7 @@ def test_what_is_computed_anyway_is_ignored(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("quantize", ["4bit", "8da4w"])
 def test_tied_and_in_4_bits(quantize: str, tmp_path: Path) -> None:
-    decoder, weights, _ = load_decoder(write(tmp_path, "llama"), Options(quantize=quantize))
+    decoder, weights, _ = load_decoder(write(tmp_path, "llama"), LlmOptions(quantize=quantize))
     assert isinstance(decoder.embed_tokens, GroupedEmbedding)
     assert decoder.embed_tokens.weight is decoder.lm_head.weight
     assert quantize == "8da4w" or not decoder.lm_head.dynamic
@@ -87,7 +87,7 @@ def test_tied_and_in_4_bits(quantize: str, tmp_path: Path) -> None:
 
 
 def test_tied_in_two_ways(tmp_path: Path) -> None:
-    decoder, weights, _ = load_decoder(write(tmp_path, "llama"), Options(quantize="8bit"))
+    decoder, weights, _ = load_decoder(write(tmp_path, "llama"), LlmOptions(quantize="8bit"))
     assert isinstance(decoder.lm_head, ByteLinear)
     assert {"float": 1, "8 bits per row": 15} == weights.stored
     assert ["embedding and output layer are one matrix in the checkpoint, stored in two formats here"] == weights.notes
@@ -99,7 +99,7 @@ def test_tied_floats_are_one_tensor(tmp_path: Path) -> None:
 
 
 def test_columns_that_fill_no_group_stay_in_floats(tmp_path: Path) -> None:
-    decoder, weights, _ = load_decoder(write(tmp_path, "llama"), Options(quantize="4bit", group=128))
+    decoder, weights, _ = load_decoder(write(tmp_path, "llama"), LlmOptions(quantize="4bit", group=128))
     assert isinstance(decoder.layers[0].mlp.down_proj, GroupedLinear)
     assert {"float": 13, "4 bits in groups of 128": 2} == weights.stored
     assert "embed_tokens stays in floats: its 64 columns are not a multiple of 128" == weights.notes[0]
@@ -121,7 +121,7 @@ def test_one_matrix_at_a_time(name: str, tmp_path: Path, monkeypatch: pytest.Mon
     families.write(tmp_path, name, max_shard_size="20KB")
     assert 3 < len(list(tmp_path.glob("*.safetensors")))
     done: list[tuple[int, int]] = []
-    load_decoder(tmp_path, Options(quantize="4bit"), lambda phase, at, of: done.append((at, of)))
+    load_decoder(tmp_path, LlmOptions(quantize="4bit"), lambda phase, at, of: done.append((at, of)))
     assert [(k, len(done)) for k in range(len(done))] == done
     assert 15 < len(read)
 

@@ -12,7 +12,7 @@ import torch
 from tests.zoo import checkpoints
 from tests.zoo.families import FAMILIES, VOCAB, config, write
 
-from ptegpu.export import Options, load_decoder
+from ptegpu.export import LlmOptions, load_decoder
 from ptegpu.export.checkpoint import TensorStore, Weights, load
 from ptegpu.export.config import DecoderConfig, read_config
 from ptegpu.export.decoder import Decoder
@@ -62,7 +62,7 @@ def test_the_page_has_all_families() -> None:
 @pytest.mark.parametrize("name", FAMILIES)
 def test_as_transformers(name: str, tmp_path: Path) -> None:
     reference = expected(write(tmp_path, name), CHUNKS)
-    decoder, _, parameters = load_decoder(tmp_path, Options(all_logits=True))
+    decoder, _, parameters = load_decoder(tmp_path, LlmOptions(all_logits=True))
     assert apart(logits(decoder, CHUNKS), reference) < TOLERANCE
     assert apart(logits(decoder, [5, 1, 30, 8]), reference) < TOLERANCE
     assert parameters == sum(p.numel() for p in set(decoder.parameters()))
@@ -80,7 +80,7 @@ def test_angles_that_depend_on_the_length(
     name: str, changes: dict[str, Any], max_context: int, chunks: list[int], tmp_path: Path
 ) -> None:
     reference = expected(write(tmp_path, name, changes), chunks)
-    decoder, _, _ = load_decoder(tmp_path, Options(all_logits=True, max_context=max_context))
+    decoder, _, _ = load_decoder(tmp_path, LlmOptions(all_logits=True, max_context=max_context))
     assert apart(logits(decoder, chunks), reference) < TOLERANCE
 
 
@@ -141,7 +141,7 @@ def _changed(config: DecoderConfig, change: Any) -> DecoderConfig:
 
 def test_the_last_token_alone(tmp_path: Path) -> None:
     checkpoints.write(tmp_path, "qwen3")
-    every, last = (load_decoder(tmp_path, Options(all_logits=each))[0] for each in (True, False))
+    every, last = (load_decoder(tmp_path, LlmOptions(all_logits=each))[0] for each in (True, False))
     assert apart(logits(last, [PROMPT]), logits(every, [PROMPT])[:, -1]) < TOLERANCE
 
 

@@ -15,7 +15,7 @@ from tests.zoo.checkpoints import TOKENS, by_transformers, write
 
 import ptegpu
 from ptegpu.errors import ExportError, NoAdapter
-from ptegpu.export import Exported, Lowered, ModelSummary, Options, export_llm, load_decoder
+from ptegpu.export import Exported, LlmOptions, Lowered, ModelSummary, export_llm, load_decoder
 from ptegpu.export.decoder import Decoder
 from ptegpu.format import read_program
 
@@ -45,13 +45,13 @@ def eager(decoder: Decoder) -> np.ndarray:
 
 
 def exported(
-    folder: Path, name: str, options: Options, changes: dict[str, Any] | None = None
+    folder: Path, name: str, options: LlmOptions, changes: dict[str, Any] | None = None
 ) -> Exported[ModelSummary]:
     return export_llm(write(folder, name, changes), folder / "model.pte", options, check=False)
 
 
 def test_as_transformers(tmp_path: Path) -> None:
-    account = exported(tmp_path, "gemma3", Options(all_logits=True))
+    account = exported(tmp_path, "gemma3", LlmOptions(all_logits=True))
     close(on_gpu(tmp_path / "model.pte"), by_transformers(tmp_path)[ENDS])
     assert (1, ()) == (account.lowered.partitions, account.lowered.outside)
     operators = {"aten.gelu.default": 2, "sdpa_with_kv_cache.default": 2, "et_vk.rms_norm.default": 13}
@@ -61,15 +61,15 @@ def test_as_transformers(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "options", "operators"),
     [
-        ("gemma2", Options(max_seq=8), {"update_cache.default": 2, "aten.bmm.default": 4}),
+        ("gemma2", LlmOptions(max_seq=8), {"update_cache.default": 2, "aten.bmm.default": 4}),
         (
             "qwen2",
-            Options(quantize="8da4w"),
+            LlmOptions(quantize="8da4w"),
             {"et_vk.linear_dq8ca_q4gsw.default": 8, "torchao.choose_qparams_affine.default": 5},
         ),
     ],
 )
-def test_as_eager(name: str, options: Options, operators: dict[str, int], tmp_path: Path) -> None:
+def test_as_eager(name: str, options: LlmOptions, operators: dict[str, int], tmp_path: Path) -> None:
     account = exported(tmp_path, name, options, ONE_LAYER)
     expected = eager(load_decoder(tmp_path, options)[0])
     close(on_gpu(tmp_path / "model.pte"), expected)
@@ -90,7 +90,7 @@ def test_everything_a_runner_must_know(tmp_path: Path) -> None:
     def progress(phase: str, done: int, of: int) -> None:
         phases.setdefault(phase, []).append((done, of))
 
-    options = Options(quantize="4bit", max_seq=16, max_context=32)
+    options = LlmOptions(quantize="4bit", max_seq=16, max_context=32)
     account = export_llm(folder, path, options, progress=progress)
     close(on_gpu(path), eager(load_decoder(folder, options)[0]))
     operators = {"et_vk.linear_q4gsw.default": 8, "et_vk.embedding_q4gsw.default": 1}
@@ -146,15 +146,15 @@ def test_without_tokenizer_and_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (Options(dtype="float64"), "invalid dtype 'float64': expected one of float32, float16"),
-        (Options(quantize="3bit"), "invalid quantize '3bit': expected one of none, 4bit, 8da4w, 8bit"),
-        (Options(group=48), "invalid group 48: expected one of 32, 64, 128"),
-        (Options(embedding="2bit"), "invalid embedding '2bit': expected one of float, 4bit"),
-        (Options(max_context=65), "invalid max_context 65: the model was made for 64 positions"),
-        (Options(max_seq=33, max_context=32), "invalid max_seq 33: expected a number from 2 to max_context, 32"),
-        (Options(max_seq=1), "invalid max_seq 1: expected a number from 2 to max_context, 64"),
+        (LlmOptions(dtype="float64"), "invalid dtype 'float64': expected one of float32, float16"),
+        (LlmOptions(quantize="3bit"), "invalid quantize '3bit': expected one of none, 4bit, 8da4w, 8bit"),
+        (LlmOptions(group=48), "invalid group 48: expected one of 32, 64, 128"),
+        (LlmOptions(embedding="2bit"), "invalid embedding '2bit': expected one of float, 4bit"),
+        (LlmOptions(max_context=65), "invalid max_context 65: the model was made for 64 positions"),
+        (LlmOptions(max_seq=33, max_context=32), "invalid max_seq 33: expected a number from 2 to max_context, 32"),
+        (LlmOptions(max_seq=1), "invalid max_seq 1: expected a number from 2 to max_context, 64"),
     ],
 )
-def test_options_that_make_no_sense(options: Options, message: str, tmp_path: Path) -> None:
+def test_options_that_make_no_sense(options: LlmOptions, message: str, tmp_path: Path) -> None:
     with pytest.raises(ExportError, match=f"^{re.escape(message)}$"):
         export_llm(write(tmp_path, "llama"), tmp_path / "model.pte", options)

@@ -11,7 +11,7 @@ from tests.zoo.families import FAMILIES, write
 
 import ptegpu
 from ptegpu.errors import UnsupportedProgram
-from ptegpu.export import Exported, ModelSummary, Options, export_llm, load_decoder
+from ptegpu.export import Exported, LlmOptions, ModelSummary, export_llm, load_decoder
 from ptegpu.export.backend import torch
 from ptegpu.models.text import BatchEngine, LanguageModel
 
@@ -30,7 +30,7 @@ def on_gpu(path: Path, chunks: list[int]) -> torch.Tensor:
     return torch.stack(actual)
 
 
-def exported(folder: Path, options: Options | None = None) -> Exported[ModelSummary]:
+def exported(folder: Path, options: LlmOptions | None = None) -> Exported[ModelSummary]:
     account = export_llm(folder, folder / "model.pte", options, check=False)
     assert (1, ()) == (account.lowered.partitions, account.lowered.outside)
     return account
@@ -68,18 +68,18 @@ def several_at_once(path: Path, account: Exported[ModelSummary]) -> None:
 @pytest.mark.parametrize(
     ("name", "options"),
     [
-        ("phi3", Options(quantize="4bit")),
-        ("gpt2", Options(quantize="4bit")),
-        ("falcon-new", Options(quantize="8bit")),
-        ("cohere", Options(quantize="8da4w")),
-        ("qwen3_moe", Options(quantize="4bit")),
-        ("mixtral", Options(quantize="8bit")),
-        ("mixtral", Options(quantize="8da4w")),
-        ("stablelm", Options(dtype="float16")),
-        ("qwen2_moe", Options(dtype="float16")),
+        ("phi3", LlmOptions(quantize="4bit")),
+        ("gpt2", LlmOptions(quantize="4bit")),
+        ("falcon-new", LlmOptions(quantize="8bit")),
+        ("cohere", LlmOptions(quantize="8da4w")),
+        ("qwen3_moe", LlmOptions(quantize="4bit")),
+        ("mixtral", LlmOptions(quantize="8bit")),
+        ("mixtral", LlmOptions(quantize="8da4w")),
+        ("stablelm", LlmOptions(dtype="float16")),
+        ("qwen2_moe", LlmOptions(dtype="float16")),
     ],
 )
-def test_in_few_bits(name: str, options: Options, tmp_path: Path) -> None:
+def test_in_few_bits(name: str, options: LlmOptions, tmp_path: Path) -> None:
     write(tmp_path, name)
     exported(tmp_path, options)
     chunks = [PROMPT, 1, 1, 1]

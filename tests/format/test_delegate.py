@@ -30,10 +30,10 @@ from ptegpu.dtypes import DType
 from ptegpu.errors import InvalidProgram
 from ptegpu.format import read_program
 from ptegpu.format.delegate import (
+    BlobCall,
     BlobGraph,
     BlobTensor,
     BlobValue,
-    Call,
     Constant,
     Ints,
     SymInt,
@@ -149,7 +149,7 @@ def test_a_view_without_elements_may_have_the_bytes_of_the_whole() -> None:
 def test_calls_inputs_and_outputs() -> None:
     chain = Tables([table(u32(3), text("aten.add.Tensor"), ids(0, 1, 1))])
     graph = read(of(value(1), value(1), s0=text("0"), s1=chain, s3=Vector("I", [0]), s4=Vector("I", [1, 0])))
-    assert graph == BlobGraph("0", (Call(3, "aten.add.Tensor", (0, 1, 1)),), (None, None), (0,), (1, 0), ())
+    assert graph == BlobGraph("0", (BlobCall(3, "aten.add.Tensor", (0, 1, 1)),), (None, None), (0,), (1, 0), ())
 
 
 def test_constants_fill_the_blob_where_the_header_gives_no_size() -> None:

@@ -29,7 +29,7 @@ from tests.format.build import (
 )
 
 from ptegpu.errors import InvalidProgram
-from ptegpu.format import Tensor, read_program
+from ptegpu.format import FileTensor, read_program
 from ptegpu.format.delegate import BlobTensor, read_delegate
 from ptegpu.format.ptd import read_data
 
@@ -45,7 +45,7 @@ def consume(content: bytes | bytearray) -> None:
     """Read a program with its delegates, and check all properties that its users rely on."""
     for method in read_program(content).methods:
         for value in method.values:
-            if isinstance(value, Tensor):
+            if isinstance(value, FileTensor):
                 assert value.data is None or len(value.data) == value.nbytes
                 assert value.initial is None or len(value.initial) == value.nbytes
                 assert sorted(value.dim_order) == list(range(len(value.sizes)))

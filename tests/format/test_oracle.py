@@ -43,12 +43,12 @@ def expected_value(value: Any, program: Any, states: Any) -> Any:
     raise AssertionError(value)
 
 
-def expected_tensor(value: Any, program: Any, states: Any) -> ours.Tensor:
+def expected_tensor(value: Any, program: Any, states: Any) -> ours.FileTensor:
     extra, index, planned = value.extra_tensor_info, value.data_buffer_idx, value.allocation_info is not None
     external = extra is not None and extra.location == 1
     inside, dtype = index > 0 and not external, SCALAR_TYPES[int(value.scalar_type)]
     nbytes = math.prod(value.sizes) * dtype.size  # their storage has padding behind it
-    return ours.Tensor(
+    return ours.FileTensor(
         dtype,
         tuple(value.sizes),
         tuple(value.dim_order),
@@ -143,7 +143,9 @@ def test_delegates_agree(path: Path) -> None:
             theirs = upstream.flatbuffer_to_vk_graph(upstream.extract_vk_flatbuffer(bytes(delegate.blob)))
             assert graph.version == theirs.version
             assert graph.values == tuple(expected_blob_value(value.value) for value in theirs.values)
-            assert graph.calls == tuple(blobs.Call(call.node_id, call.name, tuple(call.args)) for call in theirs.chain)
+            assert graph.calls == tuple(
+                blobs.BlobCall(call.node_id, call.name, tuple(call.args)) for call in theirs.chain
+            )
             assert (graph.inputs, graph.outputs) == (tuple(theirs.input_ids), tuple(theirs.output_ids))
             assert [(c.key, c.nbytes) for c in graph.constants] == [(c.named_key, c.length) for c in theirs.constants]
 

@@ -39,14 +39,14 @@ from ptegpu.format.pte import (
     BoolList,
     Delegate,
     DelegateCall,
+    FileMethod,
+    FileTensor,
     FloatList,
     FreeCall,
     IntList,
     JumpFalse,
     KernelCall,
-    Method,
     MoveCall,
-    Tensor,
     TensorList,
     Value,
     read_program,
@@ -64,8 +64,8 @@ def test_a_delegated_program() -> None:
     assert (file.nbytes, file.version, file.path) == ((DATA / "mlp.pte").stat().st_size, 0, str(DATA / "mlp.pte"))
     assert (method.name, method.inputs, method.outputs) == ("forward", (0,), (1,))
     assert method.values == (
-        Tensor(DType.F32, (2, 8), (0, 1), planned=True, place=(1, 0)),
-        Tensor(DType.F32, (2, 4), (0, 1), planned=True, place=(1, 64)),
+        FileTensor(DType.F32, (2, 8), (0, 1), planned=True, place=(1, 0)),
+        FileTensor(DType.F32, (2, 4), (0, 1), planned=True, place=(1, 64)),
     )
     assert method.chains == ((DelegateCall(0, (0, 1)),),)
     assert method.delegates[0].id == "VulkanBackend"
@@ -76,13 +76,15 @@ def test_a_delegated_program() -> None:
 
 def test_channels_last_is_an_order_of_dimensions() -> None:
     (method,) = read_program(DATA / "cnn.pte").methods
-    assert method.values[method.inputs[0]] == Tensor(DType.F32, (1, 3, 8, 8), (0, 2, 3, 1), planned=True, place=(1, 0))
+    assert method.values[method.inputs[0]] == FileTensor(
+        DType.F32, (1, 3, 8, 8), (0, 2, 3, 1), planned=True, place=(1, 0)
+    )
 
 
 def test_dynamic_shapes_and_external_constants() -> None:
     (method,) = read_program(DATA / "dynamic.pte").methods
-    assert method.values[0] == Tensor(DType.F32, (8,), (0,), key="period", name="period")
-    assert method.values[method.inputs[0]] == Tensor(
+    assert method.values[0] == FileTensor(DType.F32, (8,), (0,), key="period", name="period")
+    assert method.values[method.inputs[0]] == FileTensor(
         DType.I64, (1, 16), (0, 1), dynamic=True, planned=True, place=(1, 0)
     )
 
@@ -91,13 +93,13 @@ def test_every_kind_of_value_and_instruction() -> None:
     (method,) = read_program(DATA / "control.pte").methods
     (chain,) = method.chains
     assert {type(value) for value in method.values} == {
-        *(type(None), bool, int, str, Tensor, IntList, TensorList, FloatList)
+        *(type(None), bool, int, str, FileTensor, IntList, TensorList, FloatList)
     }
     assert {type(instruction) for instruction in chain} == {KernelCall, JumpFalse, MoveCall}
     steps, constant = method.values[0], method.values[1]
-    assert isinstance(steps, Tensor) and steps.initial is not None and steps.planned
+    assert isinstance(steps, FileTensor) and steps.initial is not None and steps.planned
     assert np.frombuffer(steps.initial, "<f4").tolist() == [3.0]
-    assert isinstance(constant, Tensor) and constant.data is not None and not constant.planned
+    assert isinstance(constant, FileTensor) and constant.data is not None and not constant.planned
     assert np.frombuffer(constant.data, "<f4").tolist() == [float(n) for n in range(12)]
     assert TensorList((None, 4), optional=True) in method.values
     assert FloatList((2.0, 2.0)) in method.values
@@ -122,7 +124,7 @@ def test_constants_are_views_on_the_mapped_file(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(source, "SMALL", 0)
     file = read_program(DATA / "control.pte")
     constant = file.methods[0].values[1]
-    assert isinstance(constant, Tensor) and constant.data is not None
+    assert isinstance(constant, FileTensor) and constant.data is not None
     assert isinstance(constant.data.obj, mmap.mmap)
     assert constant.data.readonly
     assert len(constant.data) == constant.nbytes == 48
@@ -217,7 +219,7 @@ def of(*plans: Table, **slots: Field) -> Table:
     return Table({1: Tables(list(plans)), **{int(name[1:]): value for name, value in slots.items()}})
 
 
-def read(root: Table, segments: bytes = b"") -> Method:
+def read(root: Table, segments: bytes = b"") -> FileMethod:
     (method,) = read_program(program(root, segments)).methods
     return method
 
@@ -229,8 +231,8 @@ def test_every_kind_of_value_by_hand() -> None:
         evalue(2): 0,
         evalue(3, u8(1)): True,
         evalue(4, f64(-np.inf)): -np.inf,
-        tensor([3, 0, 2], order=[1, 0, 2]): Tensor(DType.F32, (3, 0, 2), (1, 0, 2)),
-        tensor([]): Tensor(DType.F32, (), ()),
+        tensor([3, 0, 2], order=[1, 0, 2]): FileTensor(DType.F32, (3, 0, 2), (1, 0, 2)),
+        tensor([]): FileTensor(DType.F32, (), ()),
         evalue(6, text("né")): "né",
         evalue(7, Vector("q", [1, 0])): IntList((1, 0)),
         evalue(8, Vector("d", [0.5])): FloatList((0.5,)),
@@ -303,7 +305,7 @@ def test_a_short_header_says_nothing_of_the_segments_size() -> None:
 def test_inline_constants_of_old_programs() -> None:
     buffers = Tables([table(), table(Vector("B", list(range(12))))])
     (value,) = read(of(plan(tensor([2], more={5: u32(1)})), s2=buffers)).values
-    assert isinstance(value, Tensor) and value.data is not None
+    assert isinstance(value, FileTensor) and value.data is not None
     assert bytes(value.data) == bytes(range(8))
 
 
@@ -317,14 +319,14 @@ def test_constants_and_states_in_segments() -> None:
     values, memory = (tensor([1], more={5: u32(1)}), tensor([1], more=state)), Vector("q", [0, 1 << 40])
     method = read(of(plan(*values, more={8: memory}), **SEGMENTS, **STATES), TWELVE)
     constant, mutable = method.values
-    assert isinstance(constant, Tensor) and constant.data == bytes([4, 5, 6, 7]) and constant.initial is None
-    assert isinstance(mutable, Tensor) and mutable.initial == bytes([8, 9, 10, 11]) and mutable.data is None
+    assert isinstance(constant, FileTensor) and constant.data == bytes([4, 5, 6, 7]) and constant.initial is None
+    assert isinstance(mutable, FileTensor) and mutable.initial == bytes([8, 9, 10, 11]) and mutable.data is None
     assert (mutable.planned, mutable.place, mutable.key) == (True, (1, (2 << 32) + 4), None)
 
 
 def test_an_empty_constant_has_no_bytes() -> None:
     (value,) = read(of(plan(tensor([0, 3], more={5: u32(1)})), **SEGMENTS), TWELVE).values
-    assert isinstance(value, Tensor) and value.data == b"" and (value.numel, value.nbytes) == (0, 0)
+    assert isinstance(value, FileTensor) and value.data == b"" and (value.numel, value.nbytes) == (0, 0)
 
 
 def test_named_data_may_share_a_segment() -> None:
@@ -335,7 +337,7 @@ def test_named_data_may_share_a_segment() -> None:
 
 def test_shapes_without_bound() -> None:
     (value,) = read(of(plan(tensor([1], more={8: i8(2)})))).values
-    assert value == Tensor(DType.F32, (1,), (0,), dynamic=True, bounded=False)
+    assert value == FileTensor(DType.F32, (1,), (0,), dynamic=True, bounded=False)
 
 
 @pytest.mark.parametrize(
@@ -343,7 +345,7 @@ def test_shapes_without_bound() -> None:
 )
 def test_element_types(code: int, dtype: DType) -> None:
     (value,) = read(of(plan(tensor([3], dtype=code)))).values
-    assert isinstance(value, Tensor) and value.dtype is dtype and value.nbytes == 3 * dtype.size
+    assert isinstance(value, FileTensor) and value.dtype is dtype and value.nbytes == 3 * dtype.size
 
 
 def calls(kind: int, *fields: Field | None) -> Table:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from struct import pack
 
 from ptegpu.dtypes import DType
-from ptegpu.plan.plan import Binding, Buffer, Choice, Copy, Dispatch, Expr, Input, Kernel, Plan, Port, fixed
+from ptegpu.plan.plan import Binding, Buffer, Choice, Copy, Expr, Input, Kernel, Plan, PlannedDispatch, Port, fixed
 
 N = 20  # elements of most tensors here: more than a vec4, no multiple of 16
 NBYTES = 80
@@ -75,7 +75,7 @@ def add() -> Plan:
         "add",
         (Buffer("a", NBYTES, "input"), Buffer("b", NBYTES, "input"), Buffer("y", NBYTES, "temp")),
         (ADD,),
-        (Dispatch(0, whole(0, 1, 2), (1, 1), "y"),),
+        (PlannedDispatch(0, whole(0, 1, 2), (1, 1), "y"),),
         (),
         (f32("a", 0), f32("b", 1)),
         (f32("y", 2),),
@@ -91,7 +91,7 @@ def chain(length: int = 3) -> Plan:
         "chain",
         (Buffer("x", NBYTES, "input"), Buffer("w", NBYTES, "constant", 0), *temps),
         (ADD,),
-        tuple(Dispatch(0, whole(0 if n == 0 else n + 1, 1, n + 2), (1, 1), f"t{n}") for n in range(length)),
+        tuple(PlannedDispatch(0, whole(0 if n == 0 else n + 1, 1, n + 2), (1, 1), f"t{n}") for n in range(length)),
         (),
         (f32("x", 0),),
         (f32("before", length), f32("last", length + 1)),
@@ -110,7 +110,8 @@ def scale(factors: tuple[float, ...] = (3.0,), name: str = "params") -> Plan:
         (Buffer("x", NBYTES, "input"), *temps, Buffer(name, len(blocks), "params")),
         (SCALE,),
         tuple(
-            Dispatch(0, (*whole(n, n + 1), Binding(params, n * 256, 16)), (1, 1), f"y{n}") for n in range(len(factors))
+            PlannedDispatch(0, (*whole(n, n + 1), Binding(params, n * 256, 16)), (1, 1), f"y{n}")
+            for n in range(len(factors))
         ),
         (),
         (f32("x", 0),),
@@ -129,7 +130,7 @@ def accumulate(first: bytes | None = None) -> Plan:
             Buffer("next", NBYTES, "temp"),
         ),
         (ADD,),
-        (Dispatch(0, whole(0, 1, 2), (1, 1), "next"),),
+        (PlannedDispatch(0, whole(0, 1, 2), (1, 1), "next"),),
         (Copy(2, 1, NBYTES),),
         (f32("x", 0),),
         (f32("total", 1),),
@@ -145,7 +146,7 @@ def fill(elements: int, grid: tuple[int, int]) -> Plan:
         "fill",
         (Buffer(f"y{elements}", nbytes, "temp"), Buffer("syms", 16, "syms")),
         (FILL,),
-        (Dispatch(0, (Binding(0, 0, nbytes), Binding(1, 0, 16)), grid, "y"),),
+        (PlannedDispatch(0, (Binding(0, 0, nbytes), Binding(1, 0, 16)), grid, "y"),),
         outputs=(Port("y", 0, DType.I32, (elements,)),),
     )
     families = (replace(plan.families[0], words=(Expr(0),)),)
@@ -167,7 +168,7 @@ def move(dtype: DType, shape: tuple[int, ...], nbytes: int) -> Plan:
     )
 
 
-def dispatching(plan: Plan, *dispatches: Dispatch) -> Plan:
+def dispatching(plan: Plan, *dispatches: PlannedDispatch) -> Plan:
     """The plan with these dispatches instead."""
     (family,) = plan.families
     return replace(plan, families=(replace(family, steps=tuple((Choice((), (d,)),) for d in dispatches)),))

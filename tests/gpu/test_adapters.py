@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from ptegpu.errors import NoAdapter
-from ptegpu.gpu import AdapterInfo, adapters, choose, discovery, vulkan
+from ptegpu.gpu import AdapterInfo, adapters, choose_adapter, discovery, vulkan
 
 
 def info(index: int, name: str, kind: str) -> AdapterInfo:
@@ -44,14 +44,14 @@ def no_device_in_the_environment(monkeypatch):
     ],
 )
 def test_choice(infos, device, expected):
-    assert expected == choose(infos, device)
+    assert expected == choose_adapter(infos, device)
 
 
 @pytest.mark.parametrize(("variable", "expected"), [("llvm", CPU), ("1", IGPU), ("", GPU)])
 def test_the_environment_stands_in_for_auto_only(monkeypatch, variable, expected):
     monkeypatch.setenv("PTEGPU_DEVICE", variable)
-    assert expected == choose(ALL, "auto")
-    assert choose(ALL, "T4") == GPU2
+    assert expected == choose_adapter(ALL, "auto")
+    assert choose_adapter(ALL, "T4") == GPU2
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_the_environment_stands_in_for_auto_only(monkeypatch, variable, expected
 )
 def test_no_match_lists_what_there_is(device, message):
     with pytest.raises(NoAdapter) as caught:
-        choose((CPU, GPU), device)
+        choose_adapter((CPU, GPU), device)
     there = "There is 0: llvmpipe (LLVM 15) (software, Vulkan); 2: NVIDIA H200 (discrete, Vulkan)"
     assert message + there == str(caught.value)
 
@@ -71,13 +71,13 @@ def test_no_match_lists_what_there_is(device, message):
 def test_nothing_at_all_is_diagnosed(monkeypatch):
     monkeypatch.setattr(vulkan, "diagnosis", lambda: "install it")
     with pytest.raises(NoAdapter, match="install it"):
-        choose((), "auto")
+        choose_adapter((), "auto")
 
 
 def test_this_machine_has_an_adapter():
     infos = adapters()
     assert list(range(len(infos))) == [adapter.index for adapter in infos]
-    chosen = choose(infos)
+    chosen = choose_adapter(infos)
     assert chosen.name
     assert chosen.limits["max-compute-invocations-per-workgroup"] >= 256
 

@@ -11,7 +11,7 @@ import pytest
 
 import ptegpu
 from ptegpu.errors import InvalidInput, NoAdapter
-from ptegpu.gpu import AdapterInfo, discovery, find, open_device
+from ptegpu.gpu import AdapterInfo, discovery, find_adapter, open_device
 from ptegpu.plan.target import Target
 
 MODULE = discovery
@@ -57,35 +57,35 @@ def made_up(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     ("device", "expected"), [("auto", DAWN[0]), (1, DAWN[0]), (2, DAWN[1]), ("intel", WGPU[3]), ("llvm", WGPU[0])]
 )
 def test_auto_is_dawn_where_it_offers_matrices(made_up: list[str], device: int | str, expected: AdapterInfo) -> None:
-    assert expected == find(device)
+    assert expected == find_adapter(device)
 
 
 def test_wgpu_is_not_asked_where_dawn_knows(made_up: list[str]) -> None:
-    find("auto")
-    find("h200")
+    find_adapter("auto")
+    find_adapter("h200")
     assert {"dawn"} == set(made_up)
-    find(1)
+    find_adapter(1)
     assert {"dawn", "wgpu"} == set(made_up)
 
 
 def test_each_engine_counts_its_own(made_up: list[str]) -> None:
-    assert WGPU[1] == find(1, "wgpu")
-    assert DAWN[1] == find(1, "dawn")
-    assert DAWN[0] == find("auto", "dawn")
+    assert WGPU[1] == find_adapter(1, "wgpu")
+    assert DAWN[1] == find_adapter(1, "dawn")
+    assert DAWN[0] == find_adapter("auto", "dawn")
 
 
 def test_the_environment_stands_in_for_auto(made_up: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PTEGPU_ENGINE", "wgpu")
-    assert WGPU[1] == find()
-    assert DAWN[0] == find("auto", "dawn")
+    assert WGPU[1] == find_adapter()
+    assert DAWN[0] == find_adapter("auto", "dawn")
     monkeypatch.setenv("PTEGPU_ENGINE", "metal")
     with pytest.raises(InvalidInput, match='engine is "auto", "wgpu" or "dawn", not \'metal\''):
-        find()
+        find_adapter()
 
 
 def test_without_dawn_auto_is_wgpu(made_up: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(MODULE, "installed", lambda engine: engine == "wgpu")
-    assert WGPU[1] == find()
+    assert WGPU[1] == find_adapter()
 
 
 def test_an_engine_that_is_not_installed_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -93,7 +93,7 @@ def test_a_thread_that_waits_is_woken() -> None:
             while not heard:
                 wake.wait()
 
-    listening = threads.alone(listen)
+    listening = threads.start_thread(listen)
     with wake:
         wake.notify()
         wake.notify()

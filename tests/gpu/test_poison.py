@@ -44,7 +44,7 @@ def test_cases(part: int) -> None:
         target = replace(device().target, device_class=CLASSES["discrete"])
         plan = plan_of(graph, target, inputs, grows(problem.case.args))
         results, marks = under_poison(plan, inputs)
-        if REGISTRY[problem.case.op].hollow:  # a program has zeros for its first result: see compiler/build.py
+        if REGISTRY[problem.case.op].hollow:  # a program has zeros for its first result: see compiler/stretches.py
             results[0], marks = problem.eager[0], marks[1:]
         if marks:
             wrong[name] = marks

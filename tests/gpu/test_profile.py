@@ -16,7 +16,7 @@ from ptegpu.errors import InvalidInput, LimitExceeded, SubmitError
 from ptegpu.gpu import measurement
 from ptegpu.gpu.measurement import _copy_bytes
 from ptegpu.gpu.timing import KernelTime, Timer, busy, kernel_times, launches, pass_time
-from ptegpu.plan.plan import Binding, Dispatch, Input, Port
+from ptegpu.plan.plan import Binding, Input, PlannedDispatch, Port
 from ptegpu.plan.target import CLASSES, Target
 
 X = np.arange(plans.N, dtype=np.float32)
@@ -202,5 +202,5 @@ def test_the_copy_fits_limits_and_memory(device, monkeypatch, free, binding, kin
 
 
 def test_dispatches_without_figures_have_none():
-    dispatch = Dispatch(0, (Binding(0, 0, 16),), (1, 1), "y")
+    dispatch = PlannedDispatch(0, (Binding(0, 0, 16),), (1, 1), "y")
     assert (0, 0) == (dispatch.nbytes, dispatch.flops)

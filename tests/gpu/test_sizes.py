@@ -14,7 +14,7 @@ import ptegpu
 from ptegpu.dtypes import DType
 from ptegpu.errors import DeviceError, InvalidInput, LimitExceeded
 from ptegpu.gpu import Counters, Device, DeviceTensor, Session, Unplanned
-from ptegpu.plan.plan import Binding, Buffer, Choice, Dispatch, Expr, Family, Input, Kernel, Patch, Plan, Port
+from ptegpu.plan.plan import Binding, Buffer, Choice, Expr, Family, Input, Kernel, Patch, Plan, PlannedDispatch, Port
 
 DATA = Path(__file__).resolve().parents[1] / "data"
 MOST = 200
@@ -55,9 +55,9 @@ def sized() -> Plan:
     )
     nbytes = MOST * 4
 
-    def dispatch(kernel: int) -> Dispatch:
+    def dispatch(kernel: int) -> PlannedDispatch:
         bindings = (Binding(0, 0, nbytes), Binding(1, 0, nbytes), Binding(2, 0, 16))
-        return Dispatch(
+        return PlannedDispatch(
             kernel, bindings, (Expr(9), 1), "y", patches=(Patch(0, Expr(0), "u32"), Patch(1, Expr(7), "f32"))
         )
 

@@ -10,7 +10,7 @@ import pytest
 from ptegpu.dtypes import DType
 from ptegpu.errors import InvalidProgram, UnsupportedProgram
 from ptegpu.format.delegate import BlobGraph, BlobTensor, BlobValue, SymInt
-from ptegpu.format.pte import Tensor, Value
+from ptegpu.format.pte import FileTensor, Value
 from ptegpu.graph.delegates import split_arguments
 
 N = SymInt(0)
@@ -20,8 +20,8 @@ def inner(*dims: int, dtype: DType = DType.F32) -> BlobTensor:
     return BlobTensor(dtype, dims)
 
 
-def outer(*sizes: int, dtype: DType = DType.F32, **more: Any) -> Tensor:
-    return Tensor(dtype, sizes, tuple(range(len(sizes))), **more)
+def outer(*sizes: int, dtype: DType = DType.F32, **more: Any) -> FileTensor:
+    return FileTensor(dtype, sizes, tuple(range(len(sizes))), **more)
 
 
 def blob(inputs: list[BlobValue], outputs: list[BlobValue]) -> BlobGraph:

@@ -14,8 +14,8 @@ from ptegpu.compiler.program import named_data
 from ptegpu.dtypes import DType
 from ptegpu.errors import InvalidProgram, UnsupportedProgram
 from ptegpu.format import pte, read_program
+from ptegpu.format.delegate import BlobCall as BlobCall
 from ptegpu.format.delegate import BlobGraph, BlobTensor, Constant, SymInt
-from ptegpu.format.delegate import Call as BlobCall
 from ptegpu.format.ptd import NamedTensor
 from ptegpu.graph import importer
 from ptegpu.graph.flat import FlatMethod
@@ -156,15 +156,15 @@ def test_a_missing_data_file_is_asked_for() -> None:
     assert str(error.value).endswith(": pass its .ptd file")
 
 
-def tensor(*sizes: int, **more: Any) -> pte.Tensor:
-    return pte.Tensor(DType.F32, sizes, tuple(range(len(sizes))), **more)
+def tensor(*sizes: int, **more: Any) -> pte.FileTensor:
+    return pte.FileTensor(DType.F32, sizes, tuple(range(len(sizes))), **more)
 
 
-def method(values: list[pte.Value], inputs: list[int], outputs: list[int], *chain: pte.Instruction) -> pte.Method:
-    return pte.Method("forward", tuple(values), tuple(inputs), tuple(outputs), (chain,), (), "", "")
+def method(values: list[pte.Value], inputs: list[int], outputs: list[int], *chain: pte.Instruction) -> pte.FileMethod:
+    return pte.FileMethod("forward", tuple(values), tuple(inputs), tuple(outputs), (chain,), (), "", "")
 
 
-def by_hand(file_method: pte.Method, data: NamedData | None = None) -> FlatMethod:
+def by_hand(file_method: pte.FileMethod, data: NamedData | None = None) -> FlatMethod:
     return import_method(file_method, data or {}, mutates, "model.pte")
 
 
@@ -172,7 +172,7 @@ def kernel(name: str, *args: int) -> pte.KernelCall:
     return pte.KernelCall(name, args)
 
 
-def refused(file_method: pte.Method, data: NamedData | None = None) -> str:
+def refused(file_method: pte.FileMethod, data: NamedData | None = None) -> str:
     with pytest.raises(InvalidProgram) as error:
         by_hand(file_method, data)
     return str(error.value)
@@ -306,7 +306,7 @@ def test_other_backends_are_named() -> None:
 
 
 def test_element_types_that_do_not_run_are_listed_once_each_with_foreign_backends() -> None:
-    complexes = [pte.Tensor(DType.C64, (2, 3), (0, 1)), pte.Tensor(DType.C64, (4,), (0,)), tensor(4)]
+    complexes = [pte.FileTensor(DType.C64, (2, 3), (0, 1)), pte.FileTensor(DType.C64, (4,), (0,)), tensor(4)]
     steps = [kernel("aten::abs.out", 0, 1, 1), kernel("aten::abs.out", 1, 2, 2)]
     with pytest.raises(UnsupportedProgram) as error:
         by_hand(method([*complexes], [0], [2], *steps))
@@ -323,7 +323,7 @@ def test_element_types_that_do_not_run_are_listed_once_each_with_foreign_backend
     assert backend.startswith("method forward calls the backend XnnpackBackend; ")
 
 
-def of_constants(dims: tuple[int, ...], *constants: Constant) -> pte.Method:
+def of_constants(dims: tuple[int, ...], *constants: Constant) -> pte.FileMethod:
     """A method that copies constants of these dimensions out of a delegate."""
     count = len(constants)
     values = tuple(BlobTensor(DType.F32, dims, k) for k in range(count))
@@ -364,7 +364,7 @@ ADD, UPLOAD = BlobCall(1, "aten.add.Tensor", (0, 3, 5, 1)), BlobCall(0, PREPACK,
 NO_VALUE = "which is neither an input, a constant nor the result of an earlier call"
 
 
-def with_blob(graph: BlobGraph) -> pte.Method:
+def with_blob(graph: BlobGraph) -> pte.FileMethod:
     """A method that calls a delegate with one input and one output."""
     file_method = method([tensor(4), tensor(4)], [0], [1], pte.DelegateCall(0, (0, 1)))
     return replace(file_method, delegates=(pte.Delegate("VulkanBackend", graph),))  # type: ignore[arg-type]

@@ -8,7 +8,7 @@ from tests.graphs import OVERWRITE, Sketch
 
 from ptegpu.dtypes import DType
 from ptegpu.graph.graph import Node, Tensor
-from ptegpu.graph.match import Either, Leaf, Match, Number, Op, Pattern, find, number_of, rewrite
+from ptegpu.graph.match import Either, Leaf, Match, Number, Op, Pattern, find_match, number_of, rewrite
 from ptegpu.graph.uses import Uses
 
 NEG, ADD, MUL, DIV = "aten.neg.default", "aten.add.Tensor", "aten.mul.Tensor", "aten.div.Tensor"
@@ -21,7 +21,7 @@ def is_view(node: Node) -> bool:
 
 def match(s: Sketch, *patterns: Op) -> Match | None:
     """Match the last node of a sketch."""
-    return find(s.graph.nodes[-1], Uses(s.graph), patterns, is_view)
+    return find_match(s.graph.nodes[-1], Uses(s.graph), patterns, is_view)
 
 
 def test_a_chain():
@@ -131,7 +131,7 @@ def test_nodes_between_are_skipped():
     behind = match(s, Op(NEG, (Op(ABS, (Leaf("x", behind=True),)),)))
     assert behind is not None
     assert (x, s.graph.nodes[::-1]) == (behind.tensors["x"], list(behind.nodes))
-    assert find(s.graph.nodes[-1], Uses(s.graph), [Op(NEG, (Op(ABS),))]) is None
+    assert find_match(s.graph.nodes[-1], Uses(s.graph), [Op(NEG, (Op(ABS),))]) is None
 
 
 @pytest.mark.parametrize("same", [False, True])

@@ -13,7 +13,7 @@ from ptegpu.gpu import Device, Session
 from ptegpu.graph.graph import Graph
 from ptegpu.kernels.wgsl import SYM_VECTORS, KernelSpec
 from ptegpu.passes.memory import Memory
-from ptegpu.plan.plan import ALIGN, Binding, Buffer, Dispatch, Port, fixed
+from ptegpu.plan.plan import ALIGN, Binding, Buffer, PlannedDispatch, Port, fixed
 
 
 def run(
@@ -44,7 +44,7 @@ def run(
     if spec.reads_syms:
         buffers.append(Buffer("syms", SYM_VECTORS * 16, "syms"))
     bindings = tuple(Binding(k, 0, b.nbytes) for k, b in enumerate(buffers))
-    dispatch = Dispatch(0, bindings, grid or (groups, 1), "the kernel")
+    dispatch = PlannedDispatch(0, bindings, grid or (groups, 1), "the kernel")
     inputs, outputs = tuple(ports[: len(reads)]), tuple(ports[len(reads) :])
     plan = fixed(spec.kernel.name, buffers, (spec.kernel,), (dispatch,), (), inputs, outputs, block)
     plan = replace(plan, families=(replace(plan.families[0], words=tuple(writer.words)),))  # type: ignore[arg-type]

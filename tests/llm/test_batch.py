@@ -21,7 +21,7 @@ from ptegpu.errors import Closed, DeviceLost, ExecutionError, InvalidInput, Queu
 from ptegpu.gpu import open_device
 from ptegpu.models.text import LanguageModel
 from ptegpu.models.text.batch import BatchEngine
-from ptegpu.models.text.compiling import GENERATE, Many
+from ptegpu.models.text.compiling import GENERATE, ServeSizes
 from ptegpu.models.text.generation import Generation
 from ptegpu.models.text.handle import Finished, Handle, Piece
 from ptegpu.plan.bundle import Bundle
@@ -321,7 +321,7 @@ def test_what_cannot_be_turned_is_served_one_by_one(model: LanguageModel, monkey
 @pytest.fixture(scope="module")
 def saved() -> Bundle:
     """With little memory, so that some have to give way."""
-    return compile(DEMO, targets=open_device().target, methods=(), many=Many(sequences=4, memory=0, rows=20))
+    return compile(DEMO, targets=open_device().target, methods=(), many=ServeSizes(sequences=4, memory=0, rows=20))
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from tests.changes import change_outputs
 from tests.programs import DECODERS, program
 from tools import train_tales
 
-from ptegpu.export import Options, export_llm
+from ptegpu.export import LlmOptions, export_llm
 from ptegpu.models.text import LanguageModel
 
 PROMPT = [5, 17, 3, 88, 41]
@@ -69,7 +69,7 @@ def test_from_tales_to_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert losses[-1] < 1.0 < losses[0]
     train_tales.save(model, tokenizer, tmp_path)
     assert json.loads((tmp_path / "config.json").read_text())["vocab_size"] == 300
-    export_llm(tmp_path, tmp_path / "tales.pte", Options(quantize="4bit"), check=False)
+    export_llm(tmp_path, tmp_path / "tales.pte", LlmOptions(quantize="4bit"), check=False)
     with LanguageModel(tmp_path / "tales.pte") as written:
         made = written.generate("<|tale|>The Fox\nOnce there", max_tokens=20)
     assert made.text.startswith(" was a fox. It ran")

@@ -25,7 +25,7 @@ from ptegpu.errors import ExecutionError, InvalidInput, UnsupportedProgram
 from ptegpu.models.text import LanguageModel
 from ptegpu.models.text.prompts import PromptTooLong
 from ptegpu.plan.plan import Port
-from ptegpu.plan.resolve import chosen
+from ptegpu.plan.resolve import choices_at
 
 PROMPT = "Once upon a time there was a small fox who lived in a wood."
 DATA = Path(__file__).resolve().parent.parent / "data"
@@ -205,7 +205,7 @@ def test_a_step_reads_a_token_and_its_probability_only(model: LanguageModel) -> 
     before = model.program.device.counters.readbacks
     model.generate([5, 6, 7], max_tokens=3, **FREE)
     assert 3 == model.program.device.counters.readbacks - before
-    steps = chosen(engine.plan, ready.at)
+    steps = choices_at(engine.plan, ready.at)
     kernels = {engine.plan.kernels[d.kernel].name for choice in steps for d in choice.dispatches}
     assert {"sample_statistics", "sample_greedy"} == {k for k in kernels if k.startswith("sample")}
 
@@ -420,7 +420,7 @@ def test_a_tokenizer_that_is_none(folder: Path, tmp_path: Path) -> None:
 
 def test_signatures_that_are_refused(folder: Path) -> None:
     from ptegpu.dtypes import DType
-    from ptegpu.format import Tensor, read_program
+    from ptegpu.format import FileTensor, read_program
     from ptegpu.models.card import Card
     from ptegpu.models.text.signature import SHAPE, read_signature
 
@@ -436,7 +436,7 @@ def test_signatures_that_are_refused(folder: Path) -> None:
     def with_value(k: int, *, output: bool = False, **changes: object) -> dict[str, object]:
         number = (forward.outputs if output else forward.inputs)[k]
         old = forward.values[number]
-        assert isinstance(old, Tensor)
+        assert isinstance(old, FileTensor)
         values = list(forward.values)
         values[number] = replace(old, **changes)  # type: ignore[arg-type]
         return {"values": tuple(values)}

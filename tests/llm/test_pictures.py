@@ -19,7 +19,7 @@ from tests.cli.conftest import Invoke, invoke  # noqa: F401 (a fixture)
 from tests.zoo import seeing
 
 from ptegpu.errors import InvalidInput
-from ptegpu.export import Exported, ModelSummary, Options, export_llm
+from ptegpu.export import Exported, LlmOptions, ModelSummary, export_llm
 from ptegpu.models.text import BatchEngine, LanguageModel
 from ptegpu.models.text.pictures import pixels
 
@@ -35,7 +35,7 @@ def reference() -> Any:
 @pytest.fixture(scope="module")
 def exported(reference: Any, tmp_path_factory: pytest.TempPathFactory) -> Exported[ModelSummary]:
     folder = seeing.save(reference, tmp_path_factory.mktemp("seeing"))
-    return export_llm(folder, folder / "model.pte", Options(max_seq=64))
+    return export_llm(folder, folder / "model.pte", LlmOptions(max_seq=64))
 
 
 @pytest.fixture(scope="module")
@@ -205,12 +205,12 @@ def test_one_request_at_a_time(exported: Exported[ModelSummary], model: Language
 @pytest.mark.parametrize(
     ("kind", "tied", "split", "options"),
     [
-        ("idefics3", False, True, Options()),
-        ("idefics3", True, False, Options()),
-        ("smolvlm", True, True, Options(max_seq=16)),
+        ("idefics3", False, True, LlmOptions()),
+        ("idefics3", True, False, LlmOptions()),
+        ("smolvlm", True, True, LlmOptions(max_seq=16)),
     ],
 )
-def test_others(tmp_path: Path, kind: str, tied: bool, split: bool, options: Options) -> None:
+def test_others(tmp_path: Path, kind: str, tied: bool, split: bool, options: LlmOptions) -> None:
     reference = seeing.model(kind, tied)
     made = export_llm(seeing.save(reference, tmp_path, split), tmp_path / "model.pte", options)
     assert made.check and made.check.difference < 1e-4
@@ -226,7 +226,7 @@ def test_quantized_and_in_a_bundle(reference: Any, tmp_path: Path) -> None:
     from ptegpu import compile
 
     folder = seeing.save(reference, tmp_path)
-    export_llm(folder, tmp_path / "model.pte", Options(quantize="4bit", max_seq=16))
+    export_llm(folder, tmp_path / "model.pte", LlmOptions(quantize="4bit", max_seq=16))
     compile(tmp_path / "model.pte").save(tmp_path / "model.bundle")
     with LanguageModel(tmp_path / "model.pte") as model, LanguageModel(tmp_path / "model.bundle") as bundle:
         for pictures in ([], PICTURES[:1]):

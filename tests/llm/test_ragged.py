@@ -15,13 +15,13 @@ from ptegpu.models.card import read_card
 from ptegpu.models.text import LanguageModel
 from ptegpu.models.text.compiling import serving_of
 from ptegpu.models.text.sampling import Sampling
-from ptegpu.models.text.signature import Signature, read_signature
+from ptegpu.models.text.signature import TextSignature, read_signature
 
 DEMO = Path(ptegpu.__file__).parent / "demo" / "tales.pte"
 SEQUENCES, PAGES = 4, 40
 
 
-def signature_of(path: Path) -> Signature:
+def signature_of(path: Path) -> TextSignature:
     file = read_program(path)
     return read_signature(file, read_card(file))
 

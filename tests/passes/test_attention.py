@@ -19,7 +19,7 @@ from ptegpu.kernels.gemv import Gemv
 from ptegpu.ops import packed_gemv
 from ptegpu.passes.attention import fuse_attention
 from ptegpu.passes.fuse import fuse_elementwise
-from ptegpu.plan.resolve import evaluated
+from ptegpu.plan.resolve import plan_at
 from ptegpu.plan.target import CLASSES
 from ptegpu.runtime.runner import PlanRunner
 
@@ -121,7 +121,7 @@ class Run:
         return [tuple(live.get(n, n) for n in v.max_shape) if isinstance(v, Tensor) else start for v in inputs]
 
     def kernels(self, length: int) -> Counter[str]:
-        plan = evaluated(self.planner.plan(), self.shapes(length, 0), lambda *_: 0)
+        plan = plan_at(self.planner.plan(), self.shapes(length, 0), lambda *_: 0)
         launched = [d for step in plan.families[0].steps for d in step[0].dispatches]
         return Counter(plan.kernels[d.kernel].name for d in launched)
 

@@ -18,7 +18,7 @@ from ptegpu.passes.fuse import fuse_elementwise
 from ptegpu.passes.siblings import MAX_DISTANCE, MAX_SIBLINGS, fuse_siblings
 from ptegpu.passes.split import takes_parts
 from ptegpu.plan.plan import Plan
-from ptegpu.plan.resolve import evaluated
+from ptegpu.plan.resolve import plan_at
 from ptegpu.plan.target import Target
 
 F32, F16, U8, I8 = DType.F32, DType.F16, DType.U8, DType.I8
@@ -160,7 +160,7 @@ def test_a_weight_in_parts(make):
 
 def launched(plan: Plan, inputs: list[np.ndarray]) -> int:
     """How many dispatches there are for these inputs."""
-    return sum(0 not in d.grid for d in evaluated(plan, *sizes_of(inputs)).dispatches)
+    return sum(0 not in d.grid for d in plan_at(plan, *sizes_of(inputs)).dispatches)
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from ptegpu.graph.graph import Arg
 from ptegpu.ops.attention_record import visible
 from ptegpu.passes.split import split_constants
 from ptegpu.plan.plan import Plan
-from ptegpu.plan.resolve import evaluated
+from ptegpu.plan.resolve import plan_at
 from ptegpu.plan.target import Target
 
 Figures = tuple[int, int, int]  # bytes read, bytes written, flops
@@ -98,7 +98,7 @@ def test_caches_count_up_to_the_position_now() -> None:
     for position, pairs in ((3, 4 + 5), (61, 62 + 63), (63, 64 + 64)):
         planner = Planner(graph, Target())
         planner.extend([q.shape, position], lambda *_: 0)
-        first = evaluated(planner.plan(), [q.shape, position], lambda *_: 0).dispatches[0]
+        first = plan_at(planner.plan(), [q.shape, position], lambda *_: 0).dispatches[0]
         rows = min(position + 2, 64)
         assert (256 + 2 * rows * 64, 2 * 4 * pairs * 16) == (first.read_bytes, first.flops)
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from ptegpu.compiler.size_grid import Point
-from ptegpu.plan.numbers import Many, chooser, needed, program
+from ptegpu.plan.numbers import RowValues, chooser, compile_rows, with_operands
 from ptegpu.plan.plan import OPERATORS, Row
-from ptegpu.sizes import Table
+from ptegpu.sizes import ExpressionTable
 
 VALUES = (-7, -1, 0, 1, 2, 3, 12)
 RIGHT = {
@@ -41,11 +41,11 @@ def test_every_operator_in_every_way(op: str) -> None:
     rows: tuple[Row, ...] = (("int", 0, 0), ("int", 1, 0), (op, 0, 1))
     pairs = list(itertools.product(VALUES, VALUES))
     expected = [RIGHT[op](a, b) for a, b in pairs]
-    evaluate = program(rows, [2])
+    evaluate = compile_rows(rows, [2])
     assert expected == [evaluate([a, b], unread)[0] for a, b in pairs]
     first, second = np.array(pairs, np.int64).T
-    np.testing.assert_array_equal(expected, Many(rows, {0: first, 1: second})[2])
-    table = Table()
+    np.testing.assert_array_equal(expected, RowValues(rows, {0: first, 1: second})[2])
+    table = ExpressionTable()
     places = [table.add("int", k, 0, (-(2**31), 2**31)) for k in (0, 1)]
     row = table.add(op, *places)
     assert expected == [Point(table, {0: a, 1: b})[row] for a, b in pairs]
@@ -54,23 +54,23 @@ def test_every_operator_in_every_way(op: str) -> None:
 def test_floats_become_whole_numbers_again() -> None:
     rows: tuple[Row, ...] = (("size", 0, 1), ("const", 4, 0), ("div", 0, 1), ("ceil", 2, 2), ("floor", 2, 2))
     for n, up, down in ((0, 0, 0), (7, 2, 1), (8, 2, 2)):
-        assert (up, down) == program(rows, [3, 4])([(1, n)], unread)
-    assert [[0, 2, 2], [0, 1, 2]] == [Many(rows, {0: np.array([0, 7, 8])})[k].tolist() for k in (3, 4)]
+        assert (up, down) == compile_rows(rows, [3, 4])([(1, n)], unread)
+    assert [[0, 2, 2], [0, 1, 2]] == [RowValues(rows, {0: np.array([0, 7, 8])})[k].tolist() for k in (3, 4)]
 
 
 def test_elements_are_read_where_a_row_says() -> None:
     rows: tuple[Row, ...] = (("int", 0, 0), ("const", 1, 0), ("add", 0, 1), ("item", 2, 1), ("mul", 3, 3))
     data = [5, 6, 7]
-    assert (49,) == program(rows, [4])([1, (3,)], lambda position, element: data[element] if position == 1 else 0)
+    assert (49,) == compile_rows(rows, [4])([1, (3,)], lambda position, element: data[element] if position == 1 else 0)
     with pytest.raises(KeyError):  # many sizes at once have no data
-        Many(rows, {0: np.array([0, 1])})[4]
+        RowValues(rows, {0: np.array([0, 1])})[4]
 
 
 def test_only_what_is_needed_is_evaluated() -> None:
     rows: tuple[Row, ...] = (("size", 0, 0), ("const", 2, 0), ("mul", 0, 1), ("item", 0, 5), ("add", 2, 1))
-    assert [0, 1, 2, 4] == needed(rows, [4])
-    assert (8, 3) == program(rows, [4, 0])([(3,)], unread)
-    assert () == program(rows, [])([], unread)
+    assert [0, 1, 2, 4] == with_operands(rows, [4])
+    assert (8, 3) == compile_rows(rows, [4, 0])([(3,)], unread)
+    assert () == compile_rows(rows, [])([], unread)
 
 
 def test_the_first_alternative_that_holds_is_chosen() -> None:

@@ -13,7 +13,7 @@ from ptegpu.compiler.planner import Planner
 from ptegpu.dtypes import DType
 from ptegpu.graph.graph import Graph
 from ptegpu.plan.plan import Choice, Copy, Input, Plan, fixed
-from ptegpu.plan.resolve import evaluated
+from ptegpu.plan.resolve import plan_at
 from ptegpu.plan.target import Target
 
 
@@ -61,7 +61,7 @@ def test_a_plan_by_hand_is_one_family_of_single_choices() -> None:
     assert ((Choice((), plan.dispatches[:1]),), (Choice((), plan.dispatches[1:]),)) == family.steps
     assert ((), ()) == (family.guards, plan.rows)
     assert (Input("x", 0, DType.F32, (plans.N,)),) == plan.inputs
-    assert plan == evaluated(plan, [(plans.N,)], lambda *_: 0)
+    assert plan == plan_at(plan, [(plans.N,)], lambda *_: 0)
     assert Plan("empty", (), (), (), fixed("empty", (), (), ()).families) == fixed("empty", (), (), ())
 
 
@@ -72,7 +72,7 @@ def test_what_differs_between_sizes_is_no_single_list() -> None:
     plan = Planner(s.returns(y), Target(), [True]).cover().plan()
     with pytest.raises(ValueError):
         _ = plan.dispatches
-    assert (3, 12) == evaluated(plan, [(3, 64)], lambda *_: 0).outputs[0].shape
+    assert (3, 12) == plan_at(plan, [(3, 64)], lambda *_: 0).outputs[0].shape
     with pytest.raises(LookupError) as error:
-        evaluated(plan, [(3, 63)], lambda *_: 0)
+        plan_at(plan, [(3, 63)], lambda *_: 0)
     assert "plan g does not hold for [(3, 63)]" == str(error.value)

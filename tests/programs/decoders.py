@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from ptegpu.export import Options, export_llm, load_decoder
+from ptegpu.export import LlmOptions, export_llm, load_decoder
 from ptegpu.export.layers import ByteLinear, GroupedEmbedding, GroupedLinear
 from tests.saved import Program
 from tests.zoo.checkpoints import TOKENS, write
@@ -29,7 +29,7 @@ class Decoder:
     """A random checkpoint of one layer."""
 
     family: str
-    options: Options = field(default_factory=Options)
+    options: LlmOptions = field(default_factory=LlmOptions)
     operators: Mapping[str, int] = field(default_factory=dict)
     tolerance: float = 1e-4
 
@@ -80,19 +80,19 @@ def wide(decoder: nn.Module) -> nn.Module:
     return decoder.double()
 
 
-FOUR, EIGHT = Options(quantize="4bit"), Options(quantize="8da4w")
+FOUR, EIGHT = LlmOptions(quantize="4bit"), LlmOptions(quantize="8da4w")
 ROTARY, ATTENTION = "et_vk.apply_rotary_emb_hf.default", "sdpa_with_kv_cache.default"
 LINEAR, LINEAR4, LINEAR8 = "aten.linear.default", "et_vk.linear_q4gsw.default", "et_vk.linear_dq8ca_q4gsw.default"
 EMBEDDING4, ROUNDING = "et_vk.embedding_q4gsw.default", "torchao.choose_qparams_affine.default"
 
 DECODERS: dict[str, Decoder] = {}
 for family in ("llama", "qwen3", "gemma3"):
-    DECODERS[family] = Decoder(family, Options(), {LINEAR: 8, ROTARY: 1})
+    DECODERS[family] = Decoder(family, LlmOptions(), {LINEAR: 8, ROTARY: 1})
     DECODERS[f"{family} in 4 bits"] = Decoder(family, FOUR, {LINEAR4: 8, EMBEDDING4: 1})
     DECODERS[f"{family} in 4 bits, 8-bit activations"] = Decoder(family, EIGHT, {LINEAR8: 8, ROUNDING: 5}, ROUNDED)
 DECODERS["mistral in 8 bits, f16"] = Decoder(
     "mistral",
-    Options(quantize="8bit", dtype="float16"),
+    LlmOptions(quantize="8bit", dtype="float16"),
     {"aten._weight_int8pack_mm.default": 8, "aten.embedding.default": 1},
     HALF,
 )

@@ -13,8 +13,8 @@ from ptegpu.errors import DeviceLost, ExecutionError, InvalidInput
 pytest.importorskip("ray", reason="ray is not installed: pip install 'ptegpu[ray]'")
 
 from ptegpu.runtime import LoadOptions
-from ptegpu.serve import Limits
-from ptegpu.serve.models import Room
+from ptegpu.serve import ServeLimits
+from ptegpu.serve.models import EngineLimits
 from ptegpu.serve.ray import deployment, serving
 
 
@@ -24,7 +24,7 @@ def test_health_fails_when_an_engine_is_dead(monkeypatch: pytest.MonkeyPatch) ->
     for name, engine in engines.items():
         monkeypatch.setattr(engine, "close", lambda name=name: closed.append(name))
     monkeypatch.setattr("ptegpu.serve.models.open_model", lambda path, name, *_: engines[name])
-    replica = serving.Replica({"a": "a.pte", "b": "b.pte"}, None, Room(), LoadOptions(), None, Limits())
+    replica = serving.Replica({"a": "a.pte", "b": "b.pte"}, None, EngineLimits(), LoadOptions(), None, ServeLimits())
     replica.check_health()
     engines["a"].fail = DeviceLost("it is gone")
     with pytest.raises(ExecutionError, match="a can run nothing more: it is gone"):
@@ -34,7 +34,7 @@ def test_health_fails_when_an_engine_is_dead(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_what_ray_is_asked_for() -> None:
-    limits, more = Limits(queue=3, drain=7), {"upscale_delay_s": 2}
+    limits, more = ServeLimits(queue=3, drain=7), {"upscale_delay_s": 2}
     made = deployment("m.pte", replicas=(1, 4), gpus=0.5, sequences=8, limits=limits, autoscaling_config=more)
     made = made._bound_deployment
     scaling = made._deployment_config.autoscaling_config

@@ -339,7 +339,7 @@ def test_arguments_and_results_of_other_kinds_are_refused(mistake: Call, message
 
 def host_method(operator: str, values: list[pte.Value], inputs: tuple[int, ...], args: tuple[int, ...]) -> MethodRunner:
     chain = (pte.KernelCall(operator, args),)
-    return method_of(pte.Method("forward", tuple(values), inputs, args[-1:], (chain,), (), "", ""))
+    return method_of(pte.FileMethod("forward", tuple(values), inputs, args[-1:], (chain,), (), "", ""))
 
 
 def test_arithmetic_of_the_host_that_fails_names_the_instruction() -> None:

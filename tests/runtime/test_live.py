@@ -19,7 +19,7 @@ from torch.export import Dim
 from torch.nn import functional as F
 
 import ptegpu
-from ptegpu.plan.resolve import Resolver, chosen
+from ptegpu.plan.resolve import Resolver, choices_at
 from ptegpu.plan.save import to_bytes
 
 
@@ -117,7 +117,7 @@ def test_a_bundle_with_two_dimensions_of_512_runs_at_every_size(columns: int, mo
         for b, t in sizes:
             at = resolver.at([(b, t, columns)], lambda _input, _element: 0)
             assert at is not None and not plan.families[at.family].refusal, (b, t)
-            assert not [c.refusal for c in chosen(plan, at) if c.refusal], (b, t)
+            assert not [c.refusal for c in choices_at(plan, at) if c.refusal], (b, t)
             if b * t <= most:
                 x = torch.randn(b, t, columns)
                 close(program(x), module(x).detach(), 1e-4)
@@ -167,7 +167,7 @@ def test_a_bundle_with_three_dimensions_runs_at_every_size(module: nn.Module, mo
             x, y = ((sizes[0], n, 8) for n in sizes[1:])
             at = resolver.at([x, y], lambda _input, _element: 0)
             assert at is not None and not plan.families[at.family].refusal, sizes
-            assert not [c.refusal for c in chosen(plan, at) if c.refusal], sizes
+            assert not [c.refusal for c in choices_at(plan, at) if c.refusal], sizes
         for sizes in ((1, 1, 1), (8, 8, 1), (1, 8, 3), (2, 5, 2), (1, 1, 6), most[:1] + (3, 2)):
             arguments = (torch.randn(sizes[0], sizes[1], 8), torch.randn(sizes[0], sizes[2], 8))
             close(program(*arguments), module(*arguments).detach(), 1e-4)

@@ -15,12 +15,12 @@ from ptegpu.limits import Budget, Limits
 from ptegpu.runtime.method import MethodRunner
 
 
-def i64(*sizes: int) -> pte.Tensor:
-    return pte.Tensor(DType.I64, sizes, tuple(range(len(sizes))))
+def i64(*sizes: int) -> pte.FileTensor:
+    return pte.FileTensor(DType.I64, sizes, tuple(range(len(sizes))))
 
 
 def method(values: list[pte.Value], inputs: list[int], outputs: list[int], *chain: pte.Instruction) -> MethodRunner:
-    file_method = pte.Method("forward", tuple(values), tuple(inputs), tuple(outputs), (chain,), (), "", "")
+    file_method = pte.FileMethod("forward", tuple(values), tuple(inputs), tuple(outputs), (chain,), (), "", "")
     return method_of(file_method, "model.pte")
 
 

@@ -38,9 +38,12 @@ def test_points_of_a_method_that_does_not_exist() -> None:
 
 
 def test_a_bundle_without_plans_opens_no_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    x, y = pte.Tensor(DType.F64, (4,), (0,)), pte.Tensor(DType.F64, (), ())  # float64, which no GPU computes with
+    x, y = (
+        pte.FileTensor(DType.F64, (4,), (0,)),
+        pte.FileTensor(DType.F64, (), ()),
+    )  # float64, which no GPU computes with
     call = pte.KernelCall("aten::median.out", (0, 1, 1))
-    file = pte.Program(None, 0, 0, (pte.Method("forward", (x, y), (0,), (1,), ((call,),), (), "", ""),), {})
+    file = pte.ProgramFile(None, 0, 0, (pte.FileMethod("forward", (x, y), (0,), (1,), ((call,),), (), "", ""),), {})
     bundle = ptegpu.compile(file)
     opened: list[dict[str, Any]] = []
     with monkeypatch.context() as patch:

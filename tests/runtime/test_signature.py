@@ -129,8 +129,8 @@ def test_a_tree_has_a_limit_of_depth() -> None:
     assert isinstance(tree, Tree) and tree.leaves == 1
 
 
-def f32(*sizes: int) -> pte.Tensor:
-    return pte.Tensor(DType.F32, sizes, tuple(range(len(sizes))))
+def f32(*sizes: int) -> pte.FileTensor:
+    return pte.FileTensor(DType.F32, sizes, tuple(range(len(sizes))))
 
 
 def identity(
@@ -139,7 +139,7 @@ def identity(
     """A method that gives its inputs."""
     ids = tuple(range(len(values)))
     outputs_ids = ids if outputs is None else tuple(outputs)
-    return method_of(pte.Method("forward", tuple(values), ids, outputs_ids, ((),), (), input_tree, output_tree))
+    return method_of(pte.FileMethod("forward", tuple(values), ids, outputs_ids, ((),), (), input_tree, output_tree))
 
 
 def test_inputs_by_name() -> None:

@@ -13,7 +13,7 @@ import openai
 import pytest
 from tests.serve.fake import FakeEncoder, FakeEngine
 
-from ptegpu.serve import Keys, Limits, Serving, bind, url_of
+from ptegpu.serve import ApiKeys, ServeLimits, Serving, bind, url_of
 from ptegpu.serve.run import DrainingServer, configured
 
 Start = Callable[..., "Running"]
@@ -57,8 +57,8 @@ def start() -> Iterator[Start]:
     started: list[Running] = []
 
     def run(
-        keys: Keys | None = None,
-        limits: Limits | None = None,
+        keys: ApiKeys | None = None,
+        limits: ServeLimits | None = None,
         encoder: bool = True,
         hosts: Sequence[str] = (),
         **options: Any,

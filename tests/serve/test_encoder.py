@@ -13,7 +13,7 @@ import torch
 from tests.exporting import export
 
 from ptegpu.errors import DeviceLost, IndexOutOfRange, UnsupportedProgram
-from ptegpu.models.door import Source
+from ptegpu.models.door import ProgramSource
 from ptegpu.runtime import LoadOptions
 from ptegpu.serve import Embeds, Writes
 from ptegpu.serve.encoder import EmbeddingEngine
@@ -51,7 +51,9 @@ def encoder(folder: Path, masked: bool, pooled: bool, dynamic: bool = True) -> t
     (folder / "bag.tokenizer_config.json").write_text(json.dumps({}))
     table = module.table.weight.detach().numpy()
     means = np.stack([table[[WORDS.index(w) for w in text.split()]].mean(0) for text in TEXTS])
-    return EmbeddingEngine(Source.of(path), "bag", LoadOptions()), means / np.linalg.norm(means, axis=1, keepdims=True)
+    return EmbeddingEngine(ProgramSource.of(path), "bag", LoadOptions()), means / np.linalg.norm(
+        means, axis=1, keepdims=True
+    )
 
 
 @pytest.mark.parametrize(

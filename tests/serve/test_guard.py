@@ -11,12 +11,12 @@ import pytest
 from tests.serve.conftest import Running, Start, wait_until
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from ptegpu.serve import Keys, Limits
+from ptegpu.serve import ApiKeys, ServeLimits
 from ptegpu.serve.guard import PART
 from ptegpu.site.hosts import Hosts
 
 HEAD = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n"
-LIMITS = Limits(head=8192, headers=20, head_seconds=0.3)
+LIMITS = ServeLimits(head=8192, headers=20, head_seconds=0.3)
 
 
 def connect(server: Running) -> socket.socket:
@@ -44,7 +44,7 @@ def answer(client: socket.socket) -> bytes:
     ],
 )
 def test_the_head_of_a_request_is_bounded(start: Start, raw: bytes, status: int) -> None:
-    server = start(keys=Keys(["k" * 24]), limits=LIMITS)
+    server = start(keys=ApiKeys(["k" * 24]), limits=LIMITS)
     with connect(server) as client:
         client.sendall(raw)
         try:
@@ -68,7 +68,7 @@ def test_the_head_of_a_request_is_bounded(start: Start, raw: bytes, status: int)
 )
 @pytest.mark.parametrize("drip", [False, True])
 def test_a_request_that_never_ends_is_closed(start: Start, begin: bytes, status: bytes, drip: bool) -> None:
-    server = start(keys=Keys(["k" * 24]), limits=LIMITS)
+    server = start(keys=ApiKeys(["k" * 24]), limits=LIMITS)
     server.server.config.timeout_keep_alive = 1  # of a request that was answered before it was sent
     with connect(server) as client:
         client.sendall(begin)
@@ -136,7 +136,7 @@ def test_a_connection_that_waits_between_requests_stays_open(start: Start) -> No
 
 def test_a_client_that_does_not_read_its_answer_is_let_go(start: Start) -> None:
     """It asks for more answers than buffers hold, 26 MB, so the server must wait for it."""
-    server = start(limits=Limits(seconds=0.3))
+    server = start(limits=ServeLimits(seconds=0.3))
     connections = server.server.server_state.connections
     with connect(server) as client:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)

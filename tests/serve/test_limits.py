@@ -17,7 +17,7 @@ from tests.serve.conftest import Running, Start, wait_until
 from tests.serve.fake import encode, words
 
 from ptegpu.errors import InvalidInput
-from ptegpu.serve import Keys, Limits, bind, read_keys
+from ptegpu.serve import ApiKeys, ServeLimits, bind, read_keys
 from ptegpu.serve.errors import ApiError
 from ptegpu.serve.limits import parse
 from ptegpu.serve.openai import read_chat, read_completion, read_embeddings
@@ -33,7 +33,7 @@ KEY, OTHER = "k" * 24, "o" * 24
 
 def test_without_keys_everyone_may_ask_and_with_keys_those_who_have_one(start: Start) -> None:
     assert ["fake", "rows"] == [m.id for m in start().openai("whatever").models.list()]
-    server = start(keys=Keys([OTHER, KEY]))
+    server = start(keys=ApiKeys([OTHER, KEY]))
     assert ["fake", "rows"] == [m.id for m in server.openai(KEY).models.list()]
     assert server.openai(OTHER).completions.create(model="fake", prompt=PROMPT).choices
     for wrong in ("x", KEY[:-1], KEY + "k"):
@@ -48,7 +48,7 @@ def test_without_keys_everyone_may_ask_and_with_keys_those_who_have_one(start: S
 
 
 def test_each_key_is_an_owner_of_requests(start: Start) -> None:
-    server = start(keys=Keys([OTHER, KEY]))
+    server = start(keys=ApiKeys([OTHER, KEY]))
     for key in (OTHER, KEY, KEY):
         server.openai(key).completions.create(model="fake", prompt=PROMPT)
     first, second, third = server.engine.owners
@@ -74,7 +74,7 @@ def test_keys_come_from_a_file_and_from_the_environment(tmp_path: Path, monkeypa
 
 
 def test_a_body_that_is_too_large(start: Start) -> None:
-    server = start(limits=Limits(body=1000))
+    server = start(limits=ServeLimits(body=1000))
     with pytest.raises(openai.APIStatusError, match="the body is larger than 1000 bytes: send less") as raised:
         server.openai().completions.create(model="fake", prompt="x" * 1000)
     assert 413 == raised.value.status_code
@@ -92,7 +92,7 @@ def test_a_body_must_say_that_it_is_json(server: Running) -> None:
 
 
 def test_a_request_that_takes_too_long(start: Start) -> None:
-    server = start(limits=Limits(seconds=0.3), delay=0.05)
+    server = start(limits=ServeLimits(seconds=0.3), delay=0.05)
     with pytest.raises(openai.APIStatusError, match=r"this took longer than 0\.3 seconds: ask for less") as raised:
         server.openai(max_retries=2).completions.create(model="fake", prompt=PROMPT, max_tokens=50)
     assert 504 == raised.value.status_code
@@ -103,7 +103,7 @@ def test_a_request_that_takes_too_long(start: Start) -> None:
 
 
 def test_a_full_queue_says_when_to_come_back(start: Start) -> None:
-    server = start(limits=Limits(queue=1), sequences=1, delay=0.5)
+    server = start(limits=ServeLimits(queue=1), sequences=1, delay=0.5)
     body = {"model": "fake", "prompt": PROMPT, "max_tokens": 50}
     waiting = [threading.Thread(target=server.post, args=("/v1/completions", body)) for _ in range(2)]
     for thread in waiting:
@@ -158,7 +158,7 @@ def test_openais_client_cancels_a_stream(start: Start) -> None:
 
 
 def test_many_clients_some_of_which_go_away_or_make_no_sense(start: Start) -> None:
-    server = start(sequences=4, delay=0.002, limits=Limits(queue=6))
+    server = start(sequences=4, delay=0.002, limits=ServeLimits(queue=6))
     statuses: list[int] = []
 
     def ask(k: int) -> None:

@@ -9,7 +9,7 @@ from hashlib import sha256
 import httpx2
 from tests.serve.conftest import Running, Start
 
-from ptegpu.serve import Keys
+from ptegpu.serve import ApiKeys
 
 FILES = {"": "text/html", "chat.js": "text/javascript", "style.css": "text/css", "site.json": "application/json"}
 
@@ -31,7 +31,7 @@ def test_the_page_is_served_with_what_it_may_do(server: Running) -> None:
 
 
 def test_the_page_knows_whether_to_ask_for_a_key(start: Start) -> None:
-    for keys in (Keys(), Keys(["one of 16 letters"])):
+    for keys in (ApiKeys(), ApiKeys(["one of 16 letters"])):
         running = start(keys=keys)
         site = httpx2.get(f"{running.url}/site.json").json()
         assert bool(keys) == site["server"]["keys"]

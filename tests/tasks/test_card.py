@@ -10,23 +10,23 @@ import pytest
 
 from ptegpu import pipeline
 from ptegpu.errors import InvalidProgram, UnsupportedProgram
-from ptegpu.format import Method, Program
+from ptegpu.format import FileMethod, ProgramFile
 from ptegpu.models.card import Card, read_card
 from ptegpu.models.kinds import PROGRAM, SEEING, SPEECH, TASK, TEXT
-from ptegpu.models.parts import Audio, Image, Speech, Text, Vision
+from ptegpu.models.parts import Audio, Image, Speech, Text, VisionSpec
 from ptegpu.models.tasks.specs import points_of
 
 IMAGE = Image(32, 24, 3, 8, (0.5,) * 3, (0.25,) * 3, resample="bicubic", shortest=40)
 PICTURES = Card.of_task("image-classification", "ViT", image=IMAGE, labels=("cat", "grün"))
 
 
-def program(value: Any) -> Program:
+def program(value: Any) -> ProgramFile:
     """Return a program with this card."""
 
-    def method(name: str, *values: Any) -> Method:
-        return Method(name, values, (), tuple(range(len(values))), (), (), "", "")
+    def method(name: str, *values: Any) -> FileMethod:
+        return FileMethod(name, values, (), tuple(range(len(values))), (), (), "", "")
 
-    return Program(None, 0, 0, (method("forward"), method("ptegpu_card", value)), {})
+    return ProgramFile(None, 0, 0, (method("forward"), method("ptegpu_card", value)), {})
 
 
 @pytest.mark.parametrize(
@@ -108,16 +108,16 @@ def mlp() -> Any:
 
 
 SPEECH_PART = Speech(16000, 160, 400, 100, 80, 40, 60, 31, 30, languages={"en": 32}, tasks={"transcribe": 33})
-VISION_PART = Vision(32, 4, 8, 9, 64, True, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+VISION_PART = VisionSpec(32, 4, 8, 9, 64, True, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 
 
-def earlier(name: str, value: Any, **constants: Any) -> Program:
+def earlier(name: str, value: Any, **constants: Any) -> ProgramFile:
     """Return a program in the form of versions before cards, with constants of ExecuTorch."""
     methods = {"forward": (), name: (value,)} | {
         key: v if isinstance(v, tuple) else (v,) for key, v in constants.items()
     }
-    converted = [Method(key, v, (), tuple(range(len(v))), (), (), "", "") for key, v in methods.items()]
-    return Program(None, 0, 0, tuple(converted), {})
+    converted = [FileMethod(key, v, (), tuple(range(len(v))), (), (), "", "") for key, v in methods.items()]
+    return ProgramFile(None, 0, 0, tuple(converted), {})
 
 
 def test_files_of_earlier_versions_have_cards() -> None:

@@ -10,7 +10,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from ptegpu.plan.numbers import SCALAR, program
+from ptegpu.plan.numbers import SCALAR, compile_rows
 from ptegpu.plan.plan import Row
 
 FILE = Path(__file__).resolve().parents[2] / "web" / "test" / "rows.json"
@@ -51,7 +51,7 @@ def made() -> dict[str, Any]:
 
 
 def _values(rows: list[Row]) -> list[Any]:
-    values = program(rows, range(len(rows)))(SIZES, lambda source, place: ITEMS[source][place])
+    values = compile_rows(rows, range(len(rows)))(SIZES, lambda source, place: ITEMS[source][place])
     return list(values)
 
 

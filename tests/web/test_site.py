@@ -23,10 +23,10 @@ from tests.test_layers import BLOCKER, SRC
 
 import ptegpu
 from ptegpu.errors import ExportError, InvalidInput, PtegpuError, UnsupportedProgram
-from ptegpu.format import Method, Program, Tensor, read_program
+from ptegpu.format import FileMethod, FileTensor, ProgramFile, read_program
 from ptegpu.format.pte import DType
 from ptegpu.models.card import Card
-from ptegpu.models.door import Source
+from ptegpu.models.door import ProgramSource
 from ptegpu.models.parts import Audio, Image, Text
 from ptegpu.models.tokenizer import CONFIG, FILE, TEMPLATE
 from ptegpu.site import PAGES, VARIANTS, SiteServer, make_site, site
@@ -271,14 +271,14 @@ def test_the_real_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: P
 # Which page
 
 
-def method(inputs: list[Any], outputs: list[Any], name: str = "forward") -> Method:
+def method(inputs: list[Any], outputs: list[Any], name: str = "forward") -> FileMethod:
     values = (*inputs, *outputs)
     count = len(inputs)
-    return Method(name, values, tuple(range(count)), tuple(range(count, len(values))), ((),), (), "", "")
+    return FileMethod(name, values, tuple(range(count)), tuple(range(count, len(values))), ((),), (), "", "")
 
 
-def tensor(*sizes: int, dtype: DType = DType.F32, dynamic: bool = False) -> Tensor:
-    return Tensor(dtype, sizes, tuple(range(len(sizes))), dynamic)
+def tensor(*sizes: int, dtype: DType = DType.F32, dynamic: bool = False) -> FileTensor:
+    return FileTensor(dtype, sizes, tuple(range(len(sizes))), dynamic)
 
 
 @pytest.mark.parametrize(
@@ -304,9 +304,9 @@ def tensor(*sizes: int, dtype: DType = DType.F32, dynamic: bool = False) -> Tens
 def test_what_is_a_picture(inputs: Any, outputs: Any, expected: ImageInput | str) -> None:
     picture = find_image_input(method([inputs], [outputs]))
     assert picture == expected if isinstance(expected, ImageInput) else expected in picture
-    program = Program(None, 0, 0, (method([inputs], [outputs]),), {})
-    assert choose(Source.of(program), None).name == ("image" if isinstance(expected, ImageInput) else "any")
-    assert choose(Source.of(program), "any").name == "any"
+    program = ProgramFile(None, 0, 0, (method([inputs], [outputs]),), {})
+    assert choose(ProgramSource.of(program), None).name == ("image" if isinstance(expected, ImageInput) else "any")
+    assert choose(ProgramSource.of(program), "any").name == "any"
 
 
 def test_two_pictures_are_none() -> None:
@@ -333,15 +333,15 @@ def test_two_pictures_are_none() -> None:
 )
 def test_a_page_that_does_not_fit(file: Path, page: Any, message: str) -> None:
     with pytest.raises(PtegpuError, match=message) as e:
-        choose(Source.of(file), page)
+        choose(ProgramSource.of(file), page)
     assert "\n" not in str(e.value)
 
 
-def says(file: Path, card: Card) -> Source:
+def says(file: Path, card: Card) -> ProgramSource:
     """Return the program of a file, with what it is for."""
     program = read_program(file)
     method = replace(program.methods[0], name="ptegpu_card", values=(card.json(),), inputs=(), outputs=(0,))
-    return Source.of(replace(program, methods=(*program.methods, method)))
+    return ProgramSource.of(replace(program, methods=(*program.methods, method)))
 
 
 def test_a_program_that_says_what_it_is_for(tmp_path: Path) -> None:
@@ -377,7 +377,7 @@ def test_a_program_that_says_what_it_is_for(tmp_path: Path) -> None:
     with pytest.raises(
         UnsupportedProgram, match="the page task is not for this program: it is a program that does not say"
     ):
-        choose(Source.of(DIGITS), "task")
+        choose(ProgramSource.of(DIGITS), "task")
 
 
 def test_logits_are_told_from_probabilities(tmp_path: Path) -> None:

@@ -13,8 +13,8 @@ import ptegpu
 from ..errors import InvalidInput
 from ..explain.analysis import memory_bytes
 from ..explain.guards import numpy_calls
-from ..models.door import Source
-from ..models.text.compiling import Many
+from ..models.door import ProgramSource
+from ..models.text.compiling import ServeSizes
 from ..plan import Bundle, Target
 from ..units import counted, duration
 from ..units import size as size_text
@@ -49,10 +49,10 @@ def compile_program(
     ] = False,
     sequences: Annotated[
         int, typer.Option(help="With --serve: the most requests that run at once.", min=1)
-    ] = Many().sequences,
+    ] = ServeSizes().sequences,
     memory: Annotated[
         float, typer.Option(help="With --serve: GiB for the key-value cache, at most.", min=0)
-    ] = Many().memory / 2**30,
+    ] = ServeSizes().memory / 2**30,
     engine: EngineName = "auto",
     precision: PrecisionName = "auto",
     cache: CacheType = "f32",
@@ -60,7 +60,7 @@ def compile_program(
     """Compile a program to a bundle, which all other commands take. Needs a GPU only for its own targets."""
     check_output(output, "--output")
     sizes = parse_sizes(size or [])
-    source = Source.of(model)
+    source = ProgramSource.of(model)
     if source.bundle is not None:
         raise InvalidInput(f"{model} is a bundle already")
     if output.exists() and output.samefile(model):
@@ -76,7 +76,7 @@ def compile_program(
             targets,
             sizes=sizes or None,
             methods=method or None,
-            many=Many(sequences, int(memory * 2**30)) if serve else None,
+            many=ServeSizes(sequences, int(memory * 2**30)) if serve else None,
             precision=precision,
             progress=lambda name, done, total: step(done, total, name),
             cache=cache,

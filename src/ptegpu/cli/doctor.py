@@ -101,7 +101,7 @@ def examine(device: str, engine: EngineName, measure: bool) -> dict[str, Any]:
                     "version": _version(package),
                     "install": None if gpu.installed(name) else f"pip install {install}",
                     "adapters": [_adapter(info) for info in adapters],
-                    "said": gpu.said(name),
+                    "said": gpu.engine_messages(name),
                 }
             )
         if sys.platform == "linux":
@@ -114,8 +114,8 @@ def examine(device: str, engine: EngineName, measure: bool) -> dict[str, Any]:
             for name in VARIABLES
             if os.environ.get(name)
         }
-        record["auto"] = _place(gpu.find())
-        record["chosen"] = _place(gpu.find(device, engine))
+        record["auto"] = _place(gpu.find_adapter())
+        record["chosen"] = _place(gpu.find_adapter(device, engine))
         opened = gpu.open_device(device, engine=engine)
         record["subgroup_size"] = opened.target.subgroup_size
         record["available_bytes"] = opened.available_bytes()

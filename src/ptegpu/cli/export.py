@@ -65,9 +65,9 @@ def _export_llm(folder: Path, output: Path, check: bool, *options: Any) -> Comma
     check_writable(output)
     check_checkpoint(folder, ExportError)
     with progress("Starting PyTorch"):
-        from ..export import Options, export_llm
+        from ..export import LlmOptions, export_llm
     with bars() as update:
-        exported = export_llm(folder, output, Options(*options), check=check, progress=update)
+        exported = export_llm(folder, output, LlmOptions(*options), check=check, progress=update)
     summary, result = exported.summary, exported.check
     checked, text = None, None
     if result:

@@ -75,7 +75,7 @@ def generate(
 
 def open_model(path: Path, tokenizer: Path | None, loading: LoadFlags) -> tuple[LanguageModel, float]:
     """Return the language model with its tokenizer, and the seconds that loading took."""
-    from ..models.door import Source
+    from ..models.door import ProgramSource
     from ..models.text import LanguageModel
     from ..models.text.signature import read_signature
     from ..models.tokenizer import check_tokenizer, find_files
@@ -86,7 +86,7 @@ def open_model(path: Path, tokenizer: Path | None, loading: LoadFlags) -> tuple[
         if is_checkpoint(path):
             check_folder_kind(path, LANGUAGE)
             check_tokenizer(path, tokenizer)
-        source = Source.of(path, options)
+        source = ProgramSource.of(path, options)
         read_signature(source.file, source.card)  # raises for other kinds of models, before a tokenizer is missed
         find_files(source.path, tokenizer)
         loaded = LanguageModel(source, options, tokenizer)

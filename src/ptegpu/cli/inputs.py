@@ -17,8 +17,8 @@ import typer
 from ..dtypes import DType
 from ..errors import InvalidInput
 from ..files import check_regular
-from ..format import Method, Tensor, Value
-from ..models.door import Source
+from ..format import FileMethod, FileTensor, Value
+from ..models.door import ProgramSource
 from ..runtime import LoadOptions, Program, open_program
 from ..units import counted
 from .options import DataFiles
@@ -71,8 +71,8 @@ InputSource = Random | Fill | Path
 class MethodCall:
     """A method of a program that was read but not loaded, with its arguments."""
 
-    source: Source
-    method: Method
+    source: ProgramSource
+    method: FileMethod
     arguments: list[Any]
 
     def load(self, options: LoadOptions, data: Sequence[Path] | None) -> Program:
@@ -104,7 +104,7 @@ class CallFlags:
 
     def prepare(self, model: Path, options: LoadOptions) -> MethodCall:
         """Read the program, find the method and make its arguments."""
-        source = Source.of(model, options)
+        source = ProgramSource.of(model, options)
         method = find_method(source, self.method)
         inputs, _ = declared(method)
         shapes = parse_shapes(self.shape or [], len(inputs))
@@ -187,7 +187,7 @@ def make_inputs(inputs: Sequence[Value], texts: Sequence[str], shapes: Mapping[i
 
 
 def _is_single_int(value: Value) -> bool:
-    if not isinstance(value, Tensor) or value.dtype is DType.BF16:
+    if not isinstance(value, FileTensor) or value.dtype is DType.BF16:
         return False
     return value.bounded and math.prod(value.sizes) == 1 and value.dtype.numpy.kind in "iu"
 
@@ -196,8 +196,8 @@ def _input(position: int, value: Value, source: InputSource | np.ndarray, shape:
     if isinstance(source, Path):
         (source,) = read_arrays(source, "input", 1, largest([value]))
     if isinstance(source, np.ndarray):
-        return writable(source, value) if isinstance(value, Tensor) else source.item()
-    if not isinstance(value, Tensor):
+        return writable(source, value) if isinstance(value, FileTensor) else source.item()
+    if not isinstance(value, FileTensor):
         if isinstance(source, Fill):
             return int(source.value) if source.value.is_integer() else source.value
         return int(source.array(position, DType.I64, ())) if value is None else value
@@ -208,9 +208,9 @@ def _input(position: int, value: Value, source: InputSource | np.ndarray, shape:
 
 def largest(values: Sequence[Value]) -> int:
     """Return an upper bound on the bytes of arrays for these values, of any dtype."""
-    if not all(v.bounded for v in values if isinstance(v, Tensor)):
+    if not all(v.bounded for v in values if isinstance(v, FileTensor)):
         return UNBOUNDED
-    return WIDEST * sum(math.prod(v.sizes) if isinstance(v, Tensor) else 1 for v in values)
+    return WIDEST * sum(math.prod(v.sizes) if isinstance(v, FileTensor) else 1 for v in values)
 
 
 def read_arrays(path: Path, prefix: str, count: int, most: int = UNBOUNDED) -> list[np.ndarray]:

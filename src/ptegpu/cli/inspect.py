@@ -18,9 +18,9 @@ from ..explain.picture import html_page, svg_of
 from ..explain.report import HOST_STEPS, bundle_report, file_report, method_report, planned_methods
 from ..files import naming
 from ..models.card import Card, plain
-from ..models.door import Source
+from ..models.door import ProgramSource
 from ..models.kinds import PROGRAM
-from ..runtime import Signature
+from ..runtime import MethodSignature
 from ..units import counted, number
 from ..units import size as size_text
 from .console import progress
@@ -58,19 +58,19 @@ def inspect(
     check_output(graph, "--graph", ".svg", ".html")
     sizes = one_size_each(size or [])
     with progress(f"Reading {model.name}"):
-        source = Source.of(model)
+        source = ProgramSource.of(model)
         if source.bundle is not None:
             if graph or data:
                 raise InvalidInput(f"{model} is a bundle: --data and --graph need the .pte that it was made of")
             pairs = planned_methods(source.bundle, method)
             check_sizes([outer for _, outer in pairs], sizes)
-            signatures = [Signature(outer) for _, outer in pairs]
+            signatures = [MethodSignature(outer) for _, outer in pairs]
             record = bundle_report(source.bundle, model, pairs, sizes)
         else:
             methods = [find_method(source, method)] if method else methods_of(source)
             analyses = [analyse(source.file, m, data or []) for m in methods]
             check_sizes([a.outer for a in analyses if a.outer], sizes)
-            signatures = [Signature(m) for m in methods]
+            signatures = [MethodSignature(m) for m in methods]
             record = file_report(source.file) | {"methods": [method_report(a, sizes) for a in analyses]}
             if graph:
                 _draw(analyses, graph, model)
@@ -118,7 +118,7 @@ def _card_text(value: Any) -> str:
     return number(value) if isinstance(value, float) else str(value)
 
 
-def _add_method(report: CommandReport, method: Mapping[str, Any], signature: Signature) -> None:
+def _add_method(report: CommandReport, method: Mapping[str, Any], signature: MethodSignature) -> None:
     report.line()
     target = f" for {method['target']}" if "target" in method else ""
     report.line((f"method {method['name']}{target}", "bold cyan"))

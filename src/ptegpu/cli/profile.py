@@ -18,8 +18,8 @@ from .report import CommandReport
 from .values import check_output
 
 if TYPE_CHECKING:  # needs wgpu, which only running takes
-    from ..runtime.call_timeline import Step
-    from ..runtime.profile import Profile, Row
+    from ..runtime.call_timeline import CallStep
+    from ..runtime.profile import Profile, ProfileRow
 
 
 class By(StrEnum):
@@ -91,9 +91,9 @@ def split_note(result: Profile) -> str:
 
 def _add_steps(report: CommandReport, result: Profile) -> None:
     """Add a table of the steps of a call, from its arguments to its results: traffic, waiting, host time."""
-    from ..runtime.call_timeline import by_name, together
+    from ..runtime.call_timeline import by_name, summed
 
-    total = together(result.steps, "sum")
+    total = summed(result.steps, "sum")
     columns = ["step of a call", "count", "time", "share", "upload", "wait", "read back", "host"]
     rows = [_step_cells(step, total.seconds) for step in (*by_name(result.steps), total)]
     report.table(columns, rows, range(1, len(columns)), optional=(3, 1))
@@ -110,13 +110,13 @@ def _add_steps(report: CommandReport, result: Profile) -> None:
     )
 
 
-def _step_cells(step: Step, total: float) -> list[str]:
+def _step_cells(step: CallStep, total: float) -> list[str]:
     parts = (step.traffic.upload_seconds, step.waited, step.traffic.readback_seconds, step.host_seconds)
     times = ["" if seconds == 0 else duration(seconds) for seconds in parts]
     return [step.name, f"{step.count:,}", duration(step.seconds), _percent(step.seconds, total), *times]
 
 
-def _cells(row: Row, result: Profile, by: By) -> list[str]:
+def _cells(row: ProfileRow, result: Profile, by: By) -> list[str]:
     peak = result.ceilings
     return [
         row.name,

@@ -13,7 +13,7 @@ import typer
 
 from ..errors import InvalidInput
 from ..files import naming
-from ..runtime import Signature
+from ..runtime import MethodSignature
 from ..units import dims, duration, number
 from .answers import TaskFlags, answer
 from .compare import SCALE, ArrayDifference, compare
@@ -50,7 +50,7 @@ def run(
     check_output(save, "--save", ".npz", ".npy")
     prepared = call.prepare(model, loading.options())
     inputs, outputs = declared(prepared.method)
-    signature = Signature(prepared.method)
+    signature = MethodSignature(prepared.method)
     expected = read_arrays(expect, "output", len(outputs), largest(outputs)) if expect else None
     with bars(f"Loading {model.name}") as update:
         started = time.perf_counter()

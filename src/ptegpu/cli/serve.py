@@ -15,7 +15,7 @@ import typer
 import ptegpu
 
 from ..errors import InvalidInput
-from ..models.checkpoints import check_folder_kind, is_checkpoint, program_of
+from ..models.checkpoints import check_folder_kind, exported_once, is_checkpoint
 from ..models.kinds import SERVED
 from ..units import counted
 from .console import bars, note
@@ -80,9 +80,9 @@ def serve(
 ) -> None:
     """Serve models to many clients at once, with the API that OpenAI's clients speak."""
     from ..models.tokenizer import check_tokenizer
-    from ..serve import Limits, Serving, Writes, bind, read_keys, url_of
+    from ..serve import ServeLimits, Serving, Writes, bind, read_keys, url_of
     from ..serve import serve as run
-    from ..serve.models import Room, open_model
+    from ..serve.models import EngineLimits, open_model
     from ..serve.workers import open_workers
     from ..site.pages import TITLES
 
@@ -101,9 +101,9 @@ def serve(
             check_folder_kind(path, SERVED, "a language model or an encoder")
             check_tokenizer(path, tokenizer)
     with bars() as update:
-        models = [program_of(path, update) for path in models]
-    limits = Limits(max_body, max_tokens, seconds=max_seconds, queue=queue, drain=drain)
-    room = Room(sequences, None if memory is None else int(memory * 2**30))
+        models = [exported_once(path, update) for path in models]
+    limits = ServeLimits(max_body, max_tokens, seconds=max_seconds, queue=queue, drain=drain)
+    room = EngineLimits(sequences, None if memory is None else int(memory * 2**30))
     options = loading.options()
     with ExitStack() as stack, bind(host, port) as bound:
         page = url_of(bound) + "/"

@@ -10,21 +10,21 @@ import typer
 
 from ..dtypes import DType
 from ..errors import InvalidInput
-from ..format import Method, Tensor, Value
-from ..models.door import Source
+from ..format import FileMethod, FileTensor, Value
+from ..models.door import ProgramSource
 from ..plan import from_device, to_device
 from ..units import number
 
 FIRST = 6  # values shown of an output
 
 
-def methods_of(source: Source) -> list[Method]:
+def methods_of(source: ProgramSource) -> list[FileMethod]:
     """Return the methods that a program can run: those of a bundle that were compiled."""
     bundle = source.bundle
     return [m for m in source.file.methods if bundle is None or m.name in bundle.methods[0]]
 
 
-def find_method(source: Source, name: str | None) -> Method:
+def find_method(source: ProgramSource, name: str | None) -> FileMethod:
     """Return the method of that name, or by default `forward` or the program's only method."""
     methods = {method.name: method for method in methods_of(source)}
     chosen = name or ("forward" if "forward" in methods or len(methods) != 1 else next(iter(methods)))
@@ -46,21 +46,21 @@ def check_output(file: Path | None, option: str, *suffixes: str) -> None:
         raise InvalidInput(f"{option} {file} is a folder; name a file in it")
 
 
-def declared(method: Method) -> tuple[list[Value], list[Value]]:
+def declared(method: FileMethod) -> tuple[list[Value], list[Value]]:
     """Return the inputs and outputs of a method."""
     return [method.values[k] for k in method.inputs], [method.values[k] for k in method.outputs]
 
 
 def readable(result: Any, value: Value) -> Any:
     """Return a result as NumPy can show it: bfloat16, which arrives as bits, becomes float32."""
-    if isinstance(result, np.ndarray) and isinstance(value, Tensor) and value.dtype is DType.BF16:
+    if isinstance(result, np.ndarray) and isinstance(value, FileTensor) and value.dtype is DType.BF16:
         return to_device(result, DType.BF16, "output")
     return result
 
 
 def writable(array: np.ndarray, value: Value) -> np.ndarray:
     """Round float32 to bfloat16 for an input that takes bfloat16: the inverse of `readable`."""
-    if isinstance(value, Tensor) and value.dtype is DType.BF16 and array.dtype == np.float32:
+    if isinstance(value, FileTensor) and value.dtype is DType.BF16 and array.dtype == np.float32:
         return from_device(array, DType.BF16)
     return array
 

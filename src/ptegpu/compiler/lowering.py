@@ -15,7 +15,7 @@ from ..kernels.wgsl import SYM_VECTORS
 from ..ops.pointwise import cast
 from ..ops.registry import Dispatch as Launch
 from ..ops.registry import Scratch
-from ..plan.plan import ALIGN, Binding, Buffer, Dispatch, Number, fold
+from ..plan.plan import ALIGN, Binding, Buffer, Number, PlannedDispatch, fold
 from ..sizes import Size, Trace
 from .plan_writer import PlanWriter, number
 
@@ -29,7 +29,7 @@ class Lowering:
     node: Node
     trace: Trace
     largest: Callable[[Size, Trace], int]  # returns the largest value of a size where the trace holds
-    dispatches: list[Dispatch] = field(default_factory=list)
+    dispatches: list[PlannedDispatch] = field(default_factory=list)
     scratched: list[Number] = field(default_factory=list)  # bytes of requested scratch
     _scratch: dict[Tensor, Buffer] = field(default_factory=dict)
 
@@ -120,7 +120,7 @@ class Lowering:
         outlasting = {writer.index(b) for b in writer.persistent.values()} if step.once else set[int]()
         once = step.once and outlasting.issuperset(written)
         once = once and not patches and not spec.reads_syms and all(isinstance(n, int) for n in grid)
-        self.dispatches.append(Dispatch(kernel, tuple(bindings), grid, label, *figures, patches, once))
+        self.dispatches.append(PlannedDispatch(kernel, tuple(bindings), grid, label, *figures, patches, once))
         for source, to in casts:
             self._launch(replace(cast(source, to, writer.target), label=step.label))
 

@@ -22,7 +22,7 @@ from ..errors import PtegpuError
 from ..graph.flat import FlatMethod
 from ..limits import may_fold
 from ..ops import REGISTRY
-from ..plan.device_arrays import seen
+from ..plan.device_arrays import as_kernels_read
 from ..plan.method import Call, Instruction, Jump, Move, Operand, Var, variables
 from ..portable import PORTABLE
 from ..portable.host import on_host, run
@@ -208,7 +208,7 @@ def _constant(operand: Operand) -> Any:
         return operand
     if operand.dtype is None:
         return operand.initial
-    return np.broadcast_to(0, operand.sizes) if operand.data is None else seen(operand.data, operand)
+    return np.broadcast_to(0, operand.sizes) if operand.data is None else as_kernels_read(operand.data, operand)
 
 
 def _alternate(

@@ -101,7 +101,7 @@ def places_of(flat: FlatMethod) -> list[bool]:
         tick()
         before, places = len(facts.unproved), []
         for i in flat.code:
-            places.append(isinstance(i, Call) and joins(i, facts))
+            places.append(isinstance(i, Call) and runs_on_gpu(i, facts))
             if not places[-1]:
                 facts.unproved |= {v for v in writes(i) if v.dtype is DType.I64 and not fits(facts.span(v))}
         if len(facts.unproved) == before:
@@ -178,7 +178,7 @@ def _without_scalars(part: Part) -> list[Part]:
     return [HostStep(part.start + k, c) for k, c in enumerate(part.calls)]
 
 
-def joins(call: Call, facts: ValueBounds) -> bool:
+def runs_on_gpu(call: Call, facts: ValueBounds) -> bool:
     """Return whether the GPU serves this call, with these dtypes, exactly."""
     definition = REGISTRY.get(call.op)
     if definition is None:

@@ -19,7 +19,6 @@ from ..plan.plan import (
     Buffer,
     Choice,
     Copy,
-    Dispatch,
     Expr,
     Family,
     Input,
@@ -27,6 +26,7 @@ from ..plan.plan import (
     Number,
     Patch,
     Plan,
+    PlannedDispatch,
     Port,
     Row,
     WordKind,
@@ -50,7 +50,7 @@ class TracedChoice:
     """The dispatches of one step, valid wherever the guards hold."""
 
     guards: tuple[int, ...]
-    dispatches: Sequence[Dispatch]
+    dispatches: Sequence[PlannedDispatch]
     scratched: Sequence[Number]  # bytes of requested scratch
     refusal: PtegpuError | None = None
 

@@ -19,10 +19,10 @@ from ..graph.graph import Graph, Sym
 from ..passes.caches import halve_caches
 from ..passes.memory import ConstantKey, Memory
 from ..passes.split import split_constants
-from ..plan.numbers import Item, needed
+from ..plan.numbers import Item, with_operands
 from ..plan.plan import Plan
 from ..plan.target import Target
-from ..sizes import Table
+from ..sizes import ExpressionTable
 from .graph_memory import GraphMemory, InputSizes
 from .plan_writer import PlanWriter, TracedFamily
 from .size_grid import Point, SizeGrid
@@ -68,7 +68,7 @@ class Planner:
 
     def _begin(self, memory: Memory) -> None:
         """Start a plan with the buffers of `memory`, and drop everything traced before."""
-        self.memory, self.table = memory, Table()
+        self.memory, self.table = memory, ExpressionTable()
         largest_dim = max((n for t in self.graph.tensors() for n in t.max_shape), default=0)
         self.grid = SizeGrid(self.table, self._sources(), self.sizes, self.points, largest_dim)
         self.writer = PlanWriter(self.graph, memory, self.target)
@@ -145,7 +145,7 @@ class Planner:
         """Return the rows of ints and data that guards depend on."""
         guards = {g for f in self.families for g in f.guards}
         guards |= {g for f in self.families for choices in f.choices for c in choices for g in c.guards}
-        return {row for row in needed(self.table.rows, guards) if self.table.rows[row][0] in ("int", "item")}
+        return {row for row in with_operands(self.table.rows, guards) if self.table.rows[row][0] in ("int", "item")}
 
     def extend(self, sizes: InputSizes, item: Item) -> None:
         """Trace for inputs of these sizes and elements; raise the reason if they cannot run.

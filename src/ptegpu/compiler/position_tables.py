@@ -20,7 +20,7 @@ from ..ops.lookup import facts_of, operands
 from ..ops.moves import SLICE
 from ..ops.prefix_stable import Dims
 from ..ops.spans import fits
-from ..plan.device_arrays import seen
+from ..plan.device_arrays import as_kernels_read
 from ..plan.method import Call, Operand, Var, variables
 from ..portable.host import run
 from .order import Availability, reads, replace
@@ -149,6 +149,6 @@ class _Tables:
         if not isinstance(operand, Var):
             return operand
         if operand.kind == "constant" and operand.data is not None:
-            return seen(operand.data, operand)
+            return as_kernels_read(operand.data, operand)
         size = self.largest.get(self.scalars.get(operand, operand))
         return self.values.get(operand) if size is None else size

@@ -11,8 +11,8 @@ from typing import Any, BinaryIO
 
 from ..dtypes import DType
 from ..errors import ExecutionError, InvalidInput, InvalidProgram, ShapeError, UnsupportedProgram
-from ..format import Method as FileMethod
-from ..format import Program as File
+from ..format import FileMethod as FileMethod
+from ..format import ProgramFile as File
 from ..format import read_program
 from ..format.ptd import NamedTensor, read_data
 from ..graph.flat import FlatMethod
@@ -33,7 +33,7 @@ from .order import writes
 from .partition import Part, Stretch, check_dims, mutates, partition
 from .partition import cut as cut_code
 from .planner import Planner, Points, Sizes
-from .stretches import Joined, join, read_by, written_by
+from .stretches import StretchGraph, join, read_by, written_by
 
 MAX_EXACT_BYTES = 1 << 20  # constants of a stretch that the host may have to run
 
@@ -47,7 +47,7 @@ class Cut:
 
     flat: FlatMethod
     items: Sequence[Part]
-    graphs: Mapping[int, Joined]  # by the positions of stretches among the items
+    graphs: Mapping[int, StretchGraph]  # by the positions of stretches among the items
 
 
 def plan_program(
@@ -262,7 +262,7 @@ def _compiled(name: str, cut: Cut, planners: Mapping[int, Planner]) -> CompiledM
     return CompiledMethod(name, *signature, tuple(items), tuple(plans.values()), states, results, unwritten)
 
 
-def _exact(stretch: Stretch, joined: Joined) -> tuple[Host, ...]:
+def _exact(stretch: Stretch, joined: StretchGraph) -> tuple[Host, ...]:
     """Return a stretch's calls for the host, for int64 inputs beyond 32 bits; empty if it cannot or should not run.
 
     It cannot run calls without NumPy kernels, states that live on the GPU, or delegates, whose ints have 32 bits.

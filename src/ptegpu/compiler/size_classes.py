@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 
 from ..plan.plan import Row
-from ..sizes import Table
+from ..sizes import ExpressionTable
 
 
 class SizeClasses:
@@ -37,7 +37,7 @@ class SizeClasses:
         """Return the classes with a fixed value."""
         return {self.root(row) for row in self.pinned}
 
-    def join_products(self, table: Table, guards: Iterable[int]) -> bool:
+    def join_products(self, table: ExpressionTable, guards: Iterable[int]) -> bool:
         """Join and pin sizes that are probably equal because their products are; return True if anything changed.
 
         A view of a result only implies that x[0]·x[1]·4 = y[0]·x[1]·x[2]. Factors on both sides cancel out, and the
@@ -57,7 +57,7 @@ class SizeClasses:
             self.pinned |= self._largest(table, left, right) | self._largest(table, right, left)
         return before != (len(self.members()), len(self.fixed()))
 
-    def _pair(self, table: Table, left: list[int], right: list[int]) -> None:
+    def _pair(self, table: ExpressionTable, left: list[int], right: list[int]) -> None:
         """Join sources with the same largest value, and remove them from both lists."""
         for row in [r for r in left if r in self._parent]:
             same = (r for r in right if r in self._parent and table.ranges[r][1] == table.ranges[row][1])
@@ -66,7 +66,7 @@ class SizeClasses:
                 left.remove(row)
                 right.remove(other)
 
-    def _largest(self, table: Table, sources: list[int], numbers: list[int]) -> set[int]:
+    def _largest(self, table: ExpressionTable, sources: list[int], numbers: list[int]) -> set[int]:
         """Return the sources whose product only equals that of the numbers if each has its largest value."""
         if not set(sources) <= set(self._parent) or not all(table.rows[r][0] == "const" for r in numbers):
             return set()

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from ..plan.numbers import SCALAR, Item, Many, needed
-from ..sizes import BIG, Range, Size, Table, Trace, plain_value, result_range
+from ..plan.numbers import SCALAR, Item, RowValues, with_operands
+from ..sizes import BIG, ExpressionTable, Range, Size, Trace, plain_value, result_range
 from .graph_memory import NamedSizes
 from .size_classes import SizeClasses
 
@@ -22,10 +22,10 @@ MAX_VALUES = 64  # of one size in a sample
 MAX_INTS = 1024  # values of an int that is not a size
 
 
-class Point(Many):
+class Point(RowValues):
     """The values of a table's rows at one set of sizes, given those of `sources`. By default all data is 0."""
 
-    def __init__(self, table: Table, sources: Mapping[int, int], item: Item = lambda _, __: 0) -> None:
+    def __init__(self, table: ExpressionTable, sources: Mapping[int, int], item: Item = lambda _, __: 0) -> None:
         super().__init__(table.rows, sources, SCALAR, item)
 
     def satisfies(self, guards: Iterable[int]) -> bool:
@@ -42,7 +42,7 @@ class SizeGrid:
 
     def __init__(
         self,
-        table: Table,
+        table: ExpressionTable,
         names: Mapping[int, str],
         sizes: NamedSizes,
         points: Sequence[Mapping[str, int]],
@@ -53,7 +53,7 @@ class SizeGrid:
         self.columns: dict[int, np.ndarray] = {}
         self.complete = False  # whether the program allows no other points
         self.anchors: set[int] = set()  # guards that joined or pinned sizes
-        self._values = Many(table.rows, self.columns)
+        self._values = RowValues(table.rows, self.columns)
 
     def __len__(self) -> int:
         return len(next(iter(self.columns.values()))) if self.columns else 1
@@ -101,7 +101,7 @@ class SizeGrid:
 
     def forget(self) -> None:
         """Drop the arrays that were computed from the columns."""
-        self._values = Many(self.table.rows, self.columns)
+        self._values = RowValues(self.table.rows, self.columns)
 
     def knows(self, row: int) -> bool:
         """Return whether a row depends on sizes only, not on unknown data."""
@@ -117,8 +117,10 @@ class SizeGrid:
         for g in guards:
             values = self._values
             if not self.knows(g):
-                data = (row for row in needed(self.table.rows, [g]) if self.table.rows[row][0] == "item")
-                values = Many(self.table.rows, {**self.columns, **dict.fromkeys(data, np.zeros(len(self), np.int64))})
+                data = (row for row in with_operands(self.table.rows, [g]) if self.table.rows[row][0] == "item")
+                values = RowValues(
+                    self.table.rows, {**self.columns, **dict.fromkeys(data, np.zeros(len(self), np.int64))}
+                )
             mask &= np.asarray(values[g], bool)
         return mask
 
@@ -143,7 +145,7 @@ class SizeGrid:
     def _range(self, row: int, trace: Trace) -> Range:
         """Return the range of a row, from the trace's ranges of its operands."""
         ranges: dict[int, Range] = {}
-        for k in needed(self.table.rows, [row]):
+        for k in with_operands(self.table.rows, [row]):
             op, a, b = self.table.rows[k]
             bounds = trace.ranges.get(k)
             if bounds is None:

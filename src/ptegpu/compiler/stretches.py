@@ -25,7 +25,7 @@ from .partition import Part, Stretch
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Joined:
+class StretchGraph:
     """The graph of a stretch, with the slots that its inputs and outputs stand for."""
 
     graph: Graph
@@ -35,7 +35,7 @@ class Joined:
     on_host: tuple[int, ...] = ()  # positions of the outputs that the host reads
 
 
-def join(flat: FlatMethod, parts: list[Part]) -> dict[int, Joined]:
+def join(flat: FlatMethod, parts: list[Part]) -> dict[int, StretchGraph]:
     """Return the graphs of stretches by position, with the outputs that other items, the host or the caller need."""
     touched = [read_by(part).union(written_by(part)) for part in parts]
     read = [read_by(part) for part in parts]
@@ -43,7 +43,7 @@ def join(flat: FlatMethod, parts: list[Part]) -> dict[int, Joined]:
     users = Counter(v for slots in touched for v in slots)
     readers = Counter(v for slots in read for v in slots)
     on_host = finals.union(*(slots for slots, part in zip(read, parts, strict=True) if not isinstance(part, Stretch)))
-    joined: dict[int, Joined] = {}
+    joined: dict[int, StretchGraph] = {}
     for k, part in enumerate(parts):
         if not isinstance(part, Stretch):
             continue
@@ -82,7 +82,7 @@ def _read_before_written(stretch: Stretch) -> set[Var]:
     return early & written
 
 
-def build(name: str, calls: Iterable[Call], outputs: list[Var], states: set[Var]) -> Joined:
+def build(name: str, calls: Iterable[Call], outputs: list[Var], states: set[Var]) -> StretchGraph:
     """Return the graph of `calls`, after all rewrites. `outputs` are read afterwards; `states` stay inside."""
     builder = _GraphBuilder(name, states)
     for call in calls:
@@ -195,7 +195,7 @@ class _GraphBuilder:
         self.graph.nodes.append(Node(REGISTRY[CLONE], (source,), (out,), f"copy for {where}"))
         return out
 
-    def finish(self, outputs: list[Var]) -> Joined:
+    def finish(self, outputs: list[Var]) -> StretchGraph:
         graph = self.graph
         for var in outputs:
             value = self.env[var]
@@ -206,4 +206,4 @@ class _GraphBuilder:
         graph.writebacks = [(old, new) for old, new in pairs if isinstance(new, Tensor) and new is not old]
         for rewrite in REWRITES:
             rewrite(graph)
-        return Joined(graph, self.inputs, outputs, self.states)
+        return StretchGraph(graph, self.inputs, outputs, self.states)

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import numpy as np
 
-from ..compiler import Cut, Stretch, ValueBounds, cut_method, joins, named_data, plan_methods
+from ..compiler import Cut, Stretch, ValueBounds, cut_method, named_data, plan_methods, runs_on_gpu
 from ..dtypes import DType
 from ..errors import InvalidInput, InvalidProgram, LimitExceeded, UnsupportedProgram
-from ..format import DelegateCall, KernelCall, Method, Program, Tensor
+from ..format import DelegateCall, FileMethod, FileTensor, KernelCall, ProgramFile
 from ..format.delegate import BlobGraph, BlobTensor, read_delegate
 from ..graph.importer import BACKENDS, NamedData
 from ..graph.names import functional
@@ -33,7 +33,7 @@ UNLIMITED = replace(BROWSER, name="a GPU without limits", max_binding_bytes=1 <<
 class Analysis:
     """The analysis of a method. `cut` is None if a backend is unknown; operators are then judged by name."""
 
-    method: Method
+    method: FileMethod
     blobs: dict[int, BlobGraph] = field(default_factory=dict)  # delegates that can be read
     cut: Cut | None = None
     outer: CompiledMethod | None = None  # planned for the limits that every browser grants, if they suffice
@@ -49,7 +49,7 @@ class Analysis:
         return list(dict.fromkeys(v for v in touched if v.kind == kind))
 
 
-def analyse(program: Program, method: Method, data: Sequence[Path]) -> Analysis:
+def analyse(program: ProgramFile, method: FileMethod, data: Sequence[Path]) -> Analysis:
     """Cut and plan a method."""
     analysis = Analysis(method)
     for k, delegate in enumerate(method.delegates):
@@ -81,7 +81,7 @@ def _missing(analysis: Analysis, constants: NamedData) -> dict[str, memoryview]:
     """Return zeros for the named data that no file has; memory that is never read costs nothing."""
     sizes: dict[str, int] = {}
     for value in analysis.method.values:
-        if isinstance(value, Tensor) and value.key is not None:
+        if isinstance(value, FileTensor) and value.key is not None:
             sizes[value.key] = max(value.nbytes, sizes.get(value.key, 0))
     for blob in analysis.blobs.values():
         for v in blob.values:
@@ -110,7 +110,7 @@ def _judge(analysis: Analysis, cut: Cut) -> None:
                 continue
             where = _where(call.op) if isinstance(item, Stretch) else HOST if on_host(call) else UNSUPPORTED
             if where is HOST:
-                analysis.reasons[call] = why_on_host(call, lambda c: joins(c, bounds))
+                analysis.reasons[call] = why_on_host(call, lambda c: runs_on_gpu(c, bounds))
             analysis.operators[call.op, where, analysis.reasons.get(call, "")] += 1
 
 

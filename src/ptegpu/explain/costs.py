@@ -9,7 +9,7 @@ from typing import Any
 
 from ..compiler import writes
 from ..errors import InvalidInput
-from ..plan import CompiledMethod, Host, Input, Jump, Plan, Port, Resolver, Var, chosen, evaluated
+from ..plan import CompiledMethod, Host, Input, Jump, Plan, Port, Resolver, Var, choices_at, plan_at
 from .guards import GuardText, equal_sizes, sizes_of
 
 
@@ -90,11 +90,11 @@ def _cost(plan: Plan, shapes: Sequence[Any]) -> tuple[Cost, list[Any]]:
     if at is None:
         return Cost(sizes, None, {}), []
     family = plan.families[at.family]
-    refusals = (family.refusal, *(c.refusal for c in chosen(plan, at)))
+    refusals = (family.refusal, *(c.refusal for c in choices_at(plan, at)))
     choices = dict(Counter(k + 1 for k, of in zip(at.choices, family.steps, strict=True) if len(of) > 1))
     if refusal := next(filter(None, refusals), ""):
         return Cost(sizes, at.family + 1, choices, refusal=refusal), []
-    run = evaluated(plan, shapes, lambda _, __: 0)
+    run = plan_at(plan, shapes, lambda _, __: 0)
     launched = [d for d in run.dispatches if 0 not in d.grid]
     figures = [(d.grid[0] * d.grid[1], d.flops, d.read_bytes, d.write_bytes) for d in launched]  # type: ignore[operator]
     groups, flops, read, written = (sum(int(n) for n in column) for column in zip((0,) * 4, *figures))

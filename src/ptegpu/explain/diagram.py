@@ -9,7 +9,7 @@ from functools import cache
 from itertools import groupby
 from typing import Any, Literal
 
-from ..compiler import Cut, Joined, Stretch
+from ..compiler import Cut, Stretch, StretchGraph
 from ..dtypes import DType
 from ..errors import InvalidInput
 from ..graph.graph import Graph, Sym, flatten
@@ -136,7 +136,7 @@ class _DiagramBuilder:
         shown = group(families) if kind == "operator" else ""
         return self.add(Box(kind, short_name(name), shown, details, constants, ", ".join(texts), ints))
 
-    def graph(self, joined: Joined, maybe: bool) -> None:
+    def graph(self, joined: StretchGraph, maybe: bool) -> None:
         graph: Graph = joined.graph
         for var, value in zip(joined.inputs, graph.inputs, strict=True):
             self.makers[value] = self.sources(var)

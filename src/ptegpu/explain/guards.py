@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..plan import CompiledMethod, Family, Input, Many, Plan, needed
+from ..plan import CompiledMethod, Family, Input, Plan, RowValues, with_operands
 from ..portable import PORTABLE
 
 MAX_POINTS = 1 << 16  # upper bound on the sizes at which guards are compared; beyond it, all guards are shown
@@ -32,7 +32,7 @@ class GuardText:
 
     def __call__(self, row: int) -> str:
         if row not in self._texts:
-            for k in needed(self.plan.rows, [row]):
+            for k in with_operands(self.plan.rows, [row]):
                 self._texts.setdefault(k, self._format(k))
         return self._texts[row][0]
 
@@ -91,7 +91,7 @@ class Space:
 
     def __init__(self, plan: Plan, names: Mapping[int, str], columns: Mapping[int, np.ndarray], count: int) -> None:
         self.names, self.count = names, count  # of the sizes that vary, by their rows
-        self.rows = Many(plan.rows, columns)
+        self.rows = RowValues(plan.rows, columns)
 
     def mask(self, guards: Iterable[int]) -> np.ndarray:
         """Return where all of the guards hold."""
@@ -193,7 +193,7 @@ class Guards:
     def about(self, guard: int) -> frozenset[int] | None:
         """Return the dynamic sizes that a guard depends on; None if it also depends on ints or data."""
         if guard not in self._about:
-            operands = {k: self.plan.rows[k] for k in needed(self.plan.rows, [guard])}
+            operands = {k: self.plan.rows[k] for k in with_operands(self.plan.rows, [guard])}
             more = any(op in ("int", "item") or (op == "const" and abs(a) > EXACT) for op, a, _ in operands.values())
             keys = frozenset(self.same[k] for k in operands if k in self.same)
             self._about[guard] = None if more else frozenset(key for key in keys if len(self.values[key]) != 1)

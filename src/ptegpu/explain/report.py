@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InvalidInput
-from ..format import Program
+from ..format import ProgramFile
 from ..plan import Bundle, CompiledMethod, Host, Target
-from ..runtime import Kind, Signature, Spec, kind_of
+from ..runtime import ItemKind, MethodSignature, Spec, kind_of
 from .analysis import GPU, HOST, SHAPES, UNSUPPORTED, Analysis, memory_bytes
 from .costs import costs
 from .guards import numpy_calls, plan_report
 
-HOST_STEPS: dict[str, Kind] = {
+HOST_STEPS: dict[str, ItemKind] = {
     "numpy_calls": "NumPy call",
     "scalar_calls": "scalar call",
     "jumps": "jump",
@@ -26,7 +26,7 @@ HOST_STEPS: dict[str, Kind] = {
 PLACES = (UNSUPPORTED, HOST, GPU, SHAPES)  # where an operator runs, most urgent first
 
 
-def file_report(program: Program) -> dict[str, Any]:
+def file_report(program: ProgramFile) -> dict[str, Any]:
     named = {"count": len(program.named_data), "nbytes": sum(map(len, program.named_data.values()))}
     return {"file": program.path, "nbytes": program.nbytes, "version": program.version, "named_data": named}
 
@@ -44,7 +44,7 @@ def bundle_report(
 ) -> dict[str, Any]:
     """Return the inputs, outputs, plans and host steps of each target and method."""
     methods = [
-        {"name": outer.name, "target": target.name, **_signature(Signature(outer)), **_runs(outer, sizes)}
+        {"name": outer.name, "target": target.name, **_signature(MethodSignature(outer)), **_runs(outer, sizes)}
         for target, outer in pairs
     ]
     targets = [asdict(target) for target in bundle.targets]
@@ -56,7 +56,7 @@ def method_report(analysis: Analysis, sizes: Mapping[str, int]) -> dict[str, Any
     """Return everything about a method."""
     return {
         "name": analysis.method.name,
-        **_signature(Signature(analysis.method)),
+        **_signature(MethodSignature(analysis.method)),
         "delegates": [
             {
                 "backend": delegate.id,
@@ -77,7 +77,7 @@ def method_report(analysis: Analysis, sizes: Mapping[str, int]) -> dict[str, Any
     }
 
 
-def _signature(signature: Signature) -> dict[str, Any]:
+def _signature(signature: MethodSignature) -> dict[str, Any]:
     return {
         "inputs": [spec_json(spec) for spec in signature.inputs],
         "outputs": [spec_json(spec) for spec in signature.outputs],

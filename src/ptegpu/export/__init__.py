@@ -8,7 +8,7 @@ from .compiled import CompiledModule
 from .dynamo import EagerFallback, torch_backend
 from .hf import TaskSummary, export_hf, is_decoder
 from .hf_models import Bounds, wrapped
-from .llm import ModelSummary, Options, export_llm, load_decoder
+from .llm import LlmOptions, ModelSummary, export_llm, load_decoder
 from .lowering import Lowered, MethodSource, Outside, lower, trace
 from .module import export, export_with_account, find_source
 from .pipeline import Exported
@@ -22,10 +22,10 @@ __all__ = [
     "CompiledModule",
     "EagerFallback",
     "Exported",
+    "LlmOptions",
     "Lowered",
     "MethodSource",
     "ModelSummary",
-    "Options",
     "Outside",
     "SpeechSummary",
     "TaskSummary",

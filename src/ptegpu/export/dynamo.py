@@ -22,7 +22,7 @@ from ..gpu import Lock
 from ..printing import shown
 from .backend import torch
 from .compiled import CompiledModule, compile_module
-from .interpreters import CallRecorder, TraceableInterpreter
+from .interpreters import OperatorRecorder, TraceableInterpreter
 
 NAME, GROUP = "ptegpu", "torch_dynamo_backends"
 LOADING = ("device", "engine", "precision", "limits")
@@ -158,7 +158,7 @@ class DynamoGraph:
             return self.module(*args)
         self.warned = True
         why = " ".join(line.strip() for line in str(self.error).splitlines()[:SHOWN])
-        recorder = CallRecorder(self.module)
+        recorder = OperatorRecorder(self.module)
         result = recorder.run(*args)
         places = [place for name in OPERATOR.findall(why) if (place := recorder.place(name))]
         where = "; ".join(dict.fromkeys(places)) or recorder.place(None)

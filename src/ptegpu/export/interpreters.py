@@ -56,7 +56,7 @@ def _encoder_layer(
     return normed(x + feed_forward(x), norm2)
 
 
-class CallRecorder(Interpreter):
+class OperatorRecorder(Interpreter):
     """An interpreter that records which node of a graph calls which operators."""
 
     def __init__(self, module: GraphModule) -> None:
@@ -85,7 +85,7 @@ class CallRecorder(Interpreter):
 
 
 class _RecordingMode(TorchDispatchMode):
-    def __init__(self, recorder: CallRecorder) -> None:
+    def __init__(self, recorder: OperatorRecorder) -> None:
         super().__init__()
         self.recorder = recorder
 

@@ -40,7 +40,7 @@ TEXTURE_DEPTH = 2048  # beyond it, the partitioner would reduce max_seq to it
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class LlmOptions:
     """The options of an export of a language model. None: as the checkpoint suggests."""
 
     dtype: str = "float32"  # of everything that is not quantized
@@ -51,7 +51,7 @@ class Options:
     max_context: int | None = None  # tokens in the cache
     all_logits: bool = False  # of every token, not only of the last
 
-    def checked(self, config: DecoderConfig) -> Options:
+    def checked(self, config: DecoderConfig) -> LlmOptions:
         """Return the options with defaults filled in; raise ExportError for invalid ones."""
         check_choice("dtype", self.dtype, DTYPES)
         check_choice("quantize", self.quantize, QUANTIZATIONS)
@@ -70,7 +70,7 @@ class Options:
 @dataclass(frozen=True, slots=True)
 class ModelSummary:
     config: DecoderConfig
-    options: Options
+    options: LlmOptions
     card: Card
     parameters: int
     stored: dict[str, int]  # the number of matrices in each format
@@ -80,7 +80,7 @@ class ModelSummary:
 def export_llm(
     folder: str | os.PathLike[str],
     path: str | os.PathLike[str],
-    options: Options | None = None,
+    options: LlmOptions | None = None,
     *,
     check: bool = True,
     progress: Progress = silent,
@@ -94,7 +94,7 @@ def export_llm(
     check_writable(target)
     config = read_config(source)
     tokenizer = read_tokenizer(source)
-    settings = (options or Options()).checked(config)
+    settings = (options or LlmOptions()).checked(config)
     vision_config, vision_card = read_vision(source) or (None, None)
     card = Card(
         SEEING if vision_card else WRITING,
@@ -134,13 +134,13 @@ def export_llm(
 
 def load_decoder(
     folder: str | os.PathLike[str],
-    options: Options | None = None,
+    options: LlmOptions | None = None,
     progress: Progress = silent,
 ) -> tuple[Decoder, Weights, int]:
     """Return the model in eager PyTorch, the formats of its weights, and the number of parameters."""
     source = Path(folder)
     config = read_config(source)
-    settings = (options or Options()).checked(config)
+    settings = (options or LlmOptions()).checked(config)
     assert settings.max_context is not None and settings.embedding is not None
     store = TensorStore(source)
     if any(name.startswith(TEXT) for name in store.files):
@@ -160,7 +160,7 @@ def load_vision(folder: Path, config: VisionConfig, progress: Progress = silent)
 
 
 def example(
-    options: Options, decoder: Decoder, vision: VisionModel | None
+    options: LlmOptions, decoder: Decoder, vision: VisionModel | None
 ) -> tuple[tuple[torch.Tensor, ...], dict[str, Any]]:
     """Return inputs to trace the decoder with, and its dynamic shapes."""
     assert options.max_seq is not None
@@ -183,12 +183,12 @@ def with_rows(count: int, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tenso
     return kept, inserted
 
 
-def _partitioner_options(options: Options) -> dict[str, Any]:
+def _partitioner_options(options: LlmOptions) -> dict[str, Any]:
     half: dict[str, Any] = {"force_fp16": True} if options.dtype == "float16" else {}
     return half | ({"texture_limits": NO_LIMITS} if options.max_seq and options.max_seq > TEXTURE_DEPTH else {})
 
 
-def metadata(config: DecoderConfig, options: Options) -> dict[str, Any]:
+def metadata(config: DecoderConfig, options: LlmOptions) -> dict[str, Any]:
     """Return the constants that ExecuTorch's own runners read from methods of the program."""
     constants: dict[str, Any] = {
         "get_max_seq_len": options.max_seq,
@@ -203,7 +203,7 @@ def metadata(config: DecoderConfig, options: Options) -> dict[str, Any]:
     return constants | ({"get_eos_ids": list(config.eos)} if config.eos else {})
 
 
-def _script(options: Options, decoder: Decoder, vision: VisionModel | None) -> tuple[Script, int]:
+def _script(options: LlmOptions, decoder: Decoder, vision: VisionModel | None) -> tuple[Script, int]:
     """Return the calls of a check and their number of tokens: a prompt that fits in one call and, if there is room,
     one more token. The prompt of a vision-language model contains a picture."""
     assert options.max_seq is not None

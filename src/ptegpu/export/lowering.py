@@ -14,7 +14,7 @@ from torch.export.graph_signature import InputKind
 from torch.utils._pytree import tree_leaves, tree_structure, treespec_dumps
 
 from ..errors import ExportError
-from ..format import KernelCall, Tensor, read_program
+from ..format import FileTensor, KernelCall, read_program
 from ..format.delegate import read_delegate
 from ..graph.names import functional
 from .backend import (
@@ -344,7 +344,7 @@ def _account(data: bytes, reasons: Mapping[str, str]) -> Lowered:
             outside.update(functional(i.operator) for i in chain if isinstance(i, KernelCall))
     others = (Outside(name, count, reasons.get(_plain(name), "")) for name, count in outside.most_common())
     forward = next(m for m in program.methods if m.name == FORWARD)
-    tensors = tuple(v.sizes for k in forward.inputs if isinstance(v := forward.values[k], Tensor))
+    tensors = tuple(v.sizes for k in forward.inputs if isinstance(v := forward.values[k], FileTensor))
     return Lowered(data, partitions, delegated, tuple(others), tensors)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from .backend import torch
-from .llm import Options, load_decoder
+from .llm import LlmOptions, load_decoder
 
 
 class Reference:
@@ -18,9 +18,9 @@ class Reference:
     """
 
     def __init__(self, folder: str | os.PathLike[str], context: int, **options: Any) -> None:
-        self._decoder = load_decoder(folder, Options(max_context=context, max_seq=context, all_logits=True, **options))[
-            0
-        ]
+        self._decoder = load_decoder(
+            folder, LlmOptions(max_context=context, max_seq=context, all_logits=True, **options)
+        )[0]
 
     def score(self, prompt: list[int], first: int = 1) -> np.ndarray:
         """Return the log-probability of each token from index `first` on, given the tokens before it."""

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from ..errors import ExportError
 from ..files import read_object
 from ..models.kinds import SEEING_TYPES
-from ..models.parts import TILE, Vision
+from ..models.parts import TILE, VisionSpec
 from .config import text_config
 from .config_keys import MOST_LAYERS, ConfigKeys, interpreting, read_optional
 from .transformer import ACTIVATIONS, FullAttention
@@ -44,7 +44,7 @@ class VisionConfig:
         return self.size // self.patch
 
 
-def read_vision(folder: Path) -> tuple[VisionConfig, Vision] | None:
+def read_vision(folder: Path) -> tuple[VisionConfig, VisionSpec] | None:
     """Read the vision part of a checkpoint; None if it has no such part."""
     path = folder / "config.json"
     values = read_object(path, ExportError)
@@ -54,7 +54,7 @@ def read_vision(folder: Path) -> tuple[VisionConfig, Vision] | None:
         return _read(path, values, read_optional(folder / "preprocessor_config.json"))
 
 
-def _read(path: Path, values: Mapping[str, Any], pictures: Mapping[str, Any]) -> tuple[VisionConfig, Vision]:
+def _read(path: Path, values: Mapping[str, Any], pictures: Mapping[str, Any]) -> tuple[VisionConfig, VisionSpec]:
     keys, text = ConfigKeys(path, values.get("vision_config") or {}), ConfigKeys(path, text_config(values))
     outer = ConfigKeys(path, values)
     config = VisionConfig(
@@ -74,7 +74,7 @@ def _read(path: Path, values: Mapping[str, Any], pictures: Mapping[str, Any]) ->
     size = (pictures.get("max_image_size") or {}).get("longest_edge", config.size)
     if size != config.size:
         raise keys.error(f"pictures have {size} pixels in preprocessor_config.json, and {config.size} here")
-    vision = Vision(
+    vision = VisionSpec(
         size=config.size,
         rows=(config.side // config.pack) ** 2,
         dim=config.out,

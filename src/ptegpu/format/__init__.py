@@ -4,6 +4,6 @@ Every offset, count and size is checked. A bad file can cause one error only, `I
 GPU, torch or an operator.
 """
 
-from .pte import DelegateCall, KernelCall, Method, Program, Tensor, Value, read_program
+from .pte import DelegateCall, FileMethod, FileTensor, KernelCall, ProgramFile, Value, read_program
 
-__all__ = ["DelegateCall", "KernelCall", "Method", "Program", "Tensor", "Value", "read_program"]
+__all__ = ["DelegateCall", "FileMethod", "FileTensor", "KernelCall", "ProgramFile", "Value", "read_program"]

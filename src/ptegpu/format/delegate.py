@@ -75,7 +75,7 @@ class Constant:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class BlobCall:
     node: int
     operator: str  # "aten.add.Tensor"
     args: tuple[int, ...]  # value ids; the output is the last
@@ -84,7 +84,7 @@ class Call:
 @dataclass(frozen=True, slots=True)
 class BlobGraph:
     version: str
-    calls: tuple[Call, ...]
+    calls: tuple[BlobCall, ...]
     values: tuple[BlobValue, ...]
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
@@ -103,7 +103,7 @@ def read_delegate(blob: memoryview, *, base: int = 0, path: str | None = None) -
             root.fail("a list of values contains another list")
     calls = tuple(
         [
-            Call(call.u32(0), call.required_string(1, "an operator's name"), read_ids(call, 2, "i", count))
+            BlobCall(call.u32(0), call.required_string(1, "an operator's name"), read_ids(call, 2, "i", count))
             for call in root.tables(1)
         ]
     )

@@ -23,7 +23,7 @@ MIN_HEADER_BYTES, FULL_HEADER_BYTES = 24, 32
 
 
 @dataclass(frozen=True, slots=True)
-class Tensor:
+class FileTensor:
     dtype: DType
     sizes: tuple[int, ...]  # upper bounds where `dynamic`
     dim_order: tuple[int, ...]  # dimensions from the outermost in memory to the innermost
@@ -75,7 +75,7 @@ class BoolList:
     items: tuple[bool, ...]
 
 
-Value = None | bool | int | float | str | Tensor | IntList | TensorList | FloatList | BoolList
+Value = None | bool | int | float | str | FileTensor | IntList | TensorList | FloatList | BoolList
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,7 @@ class Delegate:
 
 
 @dataclass(frozen=True, slots=True)
-class Method:
+class FileMethod:
     name: str
     values: tuple[Value, ...]
     inputs: tuple[int, ...]
@@ -130,15 +130,15 @@ class Method:
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
+class ProgramFile:
     path: str | None
     nbytes: int
     version: int
-    methods: tuple[Method, ...]
+    methods: tuple[FileMethod, ...]
     named_data: Mapping[str, memoryview]
 
 
-def read_program(source: Source, *, name: str | None = None) -> Program:
+def read_program(source: Source, *, name: str | None = None) -> ProgramFile:
     """Read a `.pte`, mapping it if `source` is a path; `name` replaces the path in messages."""
     data, path = open_source(source, name=name, expected=PROGRAM)
     if bytes(data[4:8]) != b"ET12":
@@ -146,7 +146,7 @@ def read_program(source: Source, *, name: str | None = None) -> Program:
     tables_size, base = _read_header(data, path)
     root = FlatBuffer(data[:tables_size], path=path).root()
     store = _Store(root, Segments(data, base, root, 4))
-    methods: dict[str, Method] = {}
+    methods: dict[str, FileMethod] = {}
     for plan in root.tables(1):
         method = _MethodReader(plan, store).read()
         if method.name in methods:
@@ -154,7 +154,7 @@ def read_program(source: Source, *, name: str | None = None) -> Program:
         methods[method.name] = method
     segments = store.segments
     named_data = {key: segments.find(entry.u32(1), entry)[1] for key, entry in named_entries(root.tables(7))}
-    return Program(path, len(data), root.u32(0), tuple(methods.values()), MappingProxyType(named_data))
+    return ProgramFile(path, len(data), root.u32(0), tuple(methods.values()), MappingProxyType(named_data))
 
 
 def _read_header(data: memoryview, path: str | None) -> tuple[int, int]:
@@ -234,7 +234,7 @@ class _MethodReader:
         self._values: tuple[Value, ...] = ()
         self._buffer_sizes = plan.ints(8, "q", MAX_IDS)  # of planned memory; entry 0 is unused
 
-    def read(self) -> Method:
+    def read(self) -> FileMethod:
         plan = self._plan
         name = plan.required_string(0, "a method's name")
         if self._buffer_sizes and min(self._buffer_sizes) < 0:
@@ -247,7 +247,7 @@ class _MethodReader:
         chains = tuple([self._chain(chain) for chain in plan.tables(5)])
         if not chains:
             plan.fail(f"method {name!r} has no instructions")
-        return Method(
+        return FileMethod(
             name,
             self._values,
             self._ids(plan, 3),
@@ -302,10 +302,10 @@ class _MethodReader:
                 if isinstance(ids, IntList):
                     if value is not None and type(value) is not int:
                         fail(f"value {item} in a list of ints is not an int", position)
-                elif not isinstance(value, Tensor) and not (ids.optional and value is None):
+                elif not isinstance(value, FileTensor) and not (ids.optional and value is None):
                     fail(f"value {item} in a list of tensors is not a tensor", position)
 
-    def _tensor(self, table: FlatTable) -> Tensor:
+    def _tensor(self, table: FlatTable) -> FileTensor:
         dtype, sizes, dim_order, nbytes = read_layout(table, 0, 2, 3)
         if table.i32(1):
             table.fail(f"a tensor with storage offset {table.i32(1)}: only 0 is supported")
@@ -324,7 +324,7 @@ class _MethodReader:
         place = self._place(allocation, nbytes if dynamism < 2 else 0) if allocation else None
         name = extra.string(1) if extra else None
         dynamic, bounded, planned = dynamism > 0, dynamism < 2, place is not None
-        return Tensor(dtype, sizes, dim_order, dynamic, bounded, data, initial, planned, key, place, name)
+        return FileTensor(dtype, sizes, dim_order, dynamic, bounded, data, initial, planned, key, place, name)
 
     def _place(self, table: FlatTable, nbytes: int) -> tuple[int, int]:
         memory, offset, sizes = table.u32(0), table.u32(1) | table.u32(2) << 32, self._buffer_sizes

@@ -106,7 +106,7 @@ def _address(view: memoryview | bytes) -> int:
     return int(np.frombuffer(view, np.uint8).__array_interface__["data"][0])
 
 
-def steady(view: memoryview | bytes) -> Iterator[memoryview | bytes]:
+def read_pieces(view: memoryview | bytes) -> Iterator[memoryview | bytes]:
     """Yield the bytes of a view in pieces. Those of a mapped file are read; raise if the file was truncated."""
     start = _address(view) if len(view) else 0
     base = next((b for b, f in _files.items() if b <= start < b + f.size and f.mapping() is not None), None)

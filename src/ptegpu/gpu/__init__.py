@@ -7,7 +7,17 @@ from ..lazy import lazy
 if TYPE_CHECKING:
     from .checks import check, device_bytes
     from .device import Counters, Device, open_device
-    from .discovery import PACKAGES, AdapterInfo, Engine, adapters, check_engine, choose, find, installed, said
+    from .discovery import (
+        PACKAGES,
+        AdapterInfo,
+        Engine,
+        adapters,
+        check_engine,
+        choose_adapter,
+        engine_messages,
+        find_adapter,
+        installed,
+    )
     from .loaded import LoadedPlan, Unplanned
     from .measurement import measure
     from .readback import DeviceTensor, Pending
@@ -24,10 +34,10 @@ _LAZY = {
         "Engine",
         "adapters",
         "check_engine",
-        "choose",
-        "find",
+        "choose_adapter",
+        "find_adapter",
         "installed",
-        "said",
+        "engine_messages",
     ],
     ".loaded": ["LoadedPlan", "Unplanned"],
     ".measurement": ["measure"],
@@ -54,11 +64,11 @@ __all__ = [
     "adapters",
     "check",
     "check_engine",
-    "choose",
+    "choose_adapter",
     "device_bytes",
-    "find",
+    "engine_messages",
+    "find_adapter",
     "installed",
     "measure",
     "open_device",
-    "said",
 ]

@@ -9,7 +9,7 @@ import numpy as np
 
 from ..errors import DeviceError, InvalidInput, LimitExceeded
 from ..plan.numbers import Item, Shapes
-from ..plan.plan import ALIGN, OFFSET_ALIGN, Buffer, Dispatch, Expr, Input, Plan, Port
+from ..plan.plan import ALIGN, OFFSET_ALIGN, Buffer, Expr, Input, Plan, PlannedDispatch, Port
 from ..plan.target import Target
 from .readback import DeviceTensor, staging_bytes
 
@@ -75,7 +75,7 @@ def check(plan: Plan, target: Target) -> None:
             raise DeviceError(f"plan {plan.name}: {port.name} has {port.nbytes} bytes, its buffer {buffer.nbytes}")
 
 
-def _check_dispatch(plan: Plan, dispatch: Dispatch, target: Target) -> None:
+def _check_dispatch(plan: Plan, dispatch: PlannedDispatch, target: Target) -> None:
     kernel = plan.kernels[dispatch.kernel]
     where = f"plan {plan.name}: {dispatch.label} ({kernel.name})"
     for groups in (n for n in dispatch.grid if not isinstance(n, Expr)):

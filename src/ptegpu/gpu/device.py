@@ -15,7 +15,7 @@ from ..plan.target import DeviceClass, Target
 from ..progress import Progress, silent
 from . import threads, vulkan
 from .buffers import BufferPool, GpuBuffer, Kind, Uploads
-from .discovery import AdapterInfo, Engine, available_bytes, class_of, find, library, native_adapter
+from .discovery import AdapterInfo, Engine, available_bytes, class_of, find_adapter, library, native_adapter
 from .native import Handle, disown
 from .pipelines import ComputePipeline, PipelineCache
 from .recorder import Recorder, Steps
@@ -307,7 +307,7 @@ def open_device(
     matrices: bool = True,
 ) -> Device:
     """Open the device of an adapter, once per process and options. `limits="browser"` requests WebGPU's defaults."""
-    info = find(device, engine)
+    info = find_adapter(device, engine)
     key = (info.engine, info.index, limits, f16, subgroups, matrices)
 
     def opened() -> Device:

@@ -1,4 +1,4 @@
-"""The GPUs and engines of this machine: `adapters` lists, `choose` picks, `find` picks an engine as well.
+"""The GPUs and engines of this machine: `adapters` lists, `choose_adapter` picks, `find_adapter` also picks an engine.
 
 If there is no adapter, `NoAdapter` names the package to install. An engine's library is imported when it is first asked
 for adapters. The class of an adapter is measured once and saved in the user's cache folder, or assumed from its type.
@@ -106,7 +106,7 @@ def native_adapters(engine: EngineName) -> tuple[Any, ...]:
     return _enumerate(engine)
 
 
-def said(engine: EngineName) -> list[str]:
+def engine_messages(engine: EngineName) -> list[str]:
     """Return what an engine printed while it looked for adapters, such as why it refuses one."""
     return list(library(engine).messages) if installed(engine) else []
 
@@ -149,7 +149,7 @@ def _infos(engine: EngineName) -> list[AdapterInfo]:
     return infos
 
 
-def find(device: int | str = "auto", engine: Engine = "auto") -> AdapterInfo:
+def find_adapter(device: int | str = "auto", engine: Engine = "auto") -> AdapterInfo:
     """Find the adapter for `device` and `engine`. `PTEGPU_ENGINE` replaces "auto".
 
     "auto" chooses Dawn if it is installed, sees the adapter and offers matrices, and wgpu-native otherwise. An index
@@ -163,20 +163,20 @@ def find(device: int | str = "auto", engine: Engine = "auto") -> AdapterInfo:
             "Dawn accepts no adapter of this machine; `ptegpu doctor` shows its messages and other adapters"
         )
     if engine != "auto":
-        return choose(adapters(engine), device)
+        return choose_adapter(adapters(engine), device)
     if not installed("dawn"):
-        return choose(adapters(), device)
+        return choose_adapter(adapters(), device)
     if not isinstance(_device_option(device), int) and (dawn := adapters("dawn")):
         with suppress(NoAdapter):
-            info = choose(dawn, device)
+            info = choose_adapter(dawn, device)
             if info.matrices:
                 return info
-    info = choose(adapters(), device)
+    info = choose_adapter(adapters(), device)
     same = (info.name, info.backend, info.twin)
     return next((a for a in adapters("dawn") if (a.name, a.backend, a.twin) == same and a.matrices), info)
 
 
-def choose(infos: Sequence[AdapterInfo], device: int | str = "auto") -> AdapterInfo:
+def choose_adapter(infos: Sequence[AdapterInfo], device: int | str = "auto") -> AdapterInfo:
     """Choose an adapter by `device`: "auto", an index, or part of a name. `PTEGPU_DEVICE` replaces "auto"."""
     if not infos:
         raise NoAdapter(vulkan.diagnosis())

@@ -17,8 +17,8 @@ import numpy as np
 from ..errors import InvalidInput, InvalidProgram, LimitExceeded
 from ..limits import current
 from ..plan.numbers import Item, Shapes
-from ..plan.plan import Binding, Choice, Dispatch, Expr, Input, Number, Plan, Port, plain
-from ..plan.resolve import At, Resolver, chosen
+from ..plan.plan import Binding, Choice, Expr, Input, Number, Plan, PlannedDispatch, Port, plain
+from ..plan.resolve import PlanPoint, Resolver, choices_at
 from .buffers import GpuBuffer
 from .checks import Argument, Points, check_fits, outgrows, sizes_at, sizes_of
 from .native import Handle
@@ -36,7 +36,7 @@ class Launch(NamedTuple):
 
     pipeline: ComputePipeline
     group: Handle
-    dispatch: Dispatch
+    dispatch: PlannedDispatch
 
 
 class Patches(NamedTuple):
@@ -59,7 +59,7 @@ class CombinedLaunches(NamedTuple):
     indices: Steps  # with indices of the grids' sizes
     patches: list[Patches]
 
-    def steps(self, at: At) -> tuple[Steps, int]:
+    def steps(self, at: PlanPoint) -> tuple[Steps, int]:
         """Return the steps to record at these sizes, and the most workgroups in one dimension."""
         numbers = (*at.numbers, *self.constants)
         pipelines, groups, *axes = self.indices
@@ -70,7 +70,7 @@ class CombinedLaunches(NamedTuple):
             steps = Steps(*([column[k] for k in launched] for column in steps))
         return steps, max([*x, *y], default=0)
 
-    def images(self, plan: Plan, at: At) -> list[np.ndarray]:
+    def images(self, plan: Plan, at: PlanPoint) -> list[np.ndarray]:
         """Return the contents of the parameter buffers at these sizes; an empty list if they never change."""
         if not plan.rows:
             return []
@@ -118,7 +118,7 @@ class RecordedSteps:
     """A plan at the sizes of one run, ready to be recorded."""
 
     key: tuple[Any, ...]
-    at: At
+    at: PlanPoint
     steps: Steps
     outputs: tuple[Port | Number, ...]  # shapes are plain
     images: list[np.ndarray]  # of the parameter buffers, to be written first
@@ -269,9 +269,9 @@ class LoadedPlan:
             outputs.append(o)
         return RecordedSteps(key, at, steps, tuple(outputs), combined.images(plan, at))
 
-    def _combine(self, at: At, shapes: Shapes) -> CombinedLaunches:
+    def _combine(self, at: PlanPoint, shapes: Shapes) -> CombinedLaunches:
         """Compile and bind a combination of choices when it is first taken."""
-        choices = chosen(self.plan, at)
+        choices = choices_at(self.plan, at)
         refusal = next((c.refusal for c in choices if c.refusal), "")
         if refusal:
             raise _refused(self.plan, shapes, refusal)
@@ -308,7 +308,7 @@ def kernels_at(plan: Plan, points: Points) -> list[int]:
     for point in points:
         at = resolver.at(sizes_at(plan.inputs, point), lambda _input, _element: 0)
         if at is not None and not plan.families[at.family].refusal:
-            kernels.update(dict.fromkeys(d.kernel for c in chosen(plan, at) for d in c.dispatches))
+            kernels.update(dict.fromkeys(d.kernel for c in choices_at(plan, at) for d in c.dispatches))
     return list(kernels)
 
 

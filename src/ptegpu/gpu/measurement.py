@@ -6,7 +6,7 @@ import time
 from dataclasses import replace
 from typing import NamedTuple
 
-from ..plan.plan import ALIGN, Binding, Buffer, Dispatch, Kernel, Plan, fixed, fold, plain
+from ..plan.plan import ALIGN, Binding, Buffer, Kernel, Plan, PlannedDispatch, fixed, fold, plain
 from ..plan.target import DeviceClass, Kind, Target
 from . import discovery
 from .device import Device
@@ -123,7 +123,7 @@ fn main(
     kernel = Kernel("copying", wgsl, ("read", "write"), workgroup)
     grid = fold(-(-nbytes // (16 * workgroup)), target.max_groups, kernel.name)
     bindings = (Binding(0, 0, nbytes), Binding(1, 0, nbytes))
-    dispatch = Dispatch(0, bindings, grid, "copying", read_bytes=nbytes, write_bytes=nbytes)
+    dispatch = PlannedDispatch(0, bindings, grid, "copying", read_bytes=nbytes, write_bytes=nbytes)
     buffers = (Buffer("x", nbytes, "temp"), Buffer("y", nbytes, "temp"))
     return fixed("copying", buffers, (kernel,), (dispatch,))
 
@@ -151,6 +151,6 @@ fn main(@builtin(global_invocation_id) id: vec3u) {{
     nbytes = 16 * groups * workgroup
     flops = 2 * 4 * _CHAINS * _LINKS * turns * groups * workgroup
     bindings = (Binding(0, 0, 16), Binding(1, 0, nbytes))
-    dispatch = Dispatch(0, bindings, (groups, 1), "arithmetic", read_bytes=16, write_bytes=nbytes, flops=flops)
+    dispatch = PlannedDispatch(0, bindings, (groups, 1), "arithmetic", read_bytes=16, write_bytes=nbytes, flops=flops)
     buffers = (Buffer("zeros", 16, "state"), Buffer("y", nbytes, "temp"))
     return fixed("arithmetic", buffers, (kernel,), (dispatch,))

@@ -13,7 +13,7 @@ import numpy as np
 
 from ..errors import Closed, DeviceError
 from ..plan.plan import Plan
-from ..plan.resolve import evaluated
+from ..plan.resolve import plan_at
 from ..progress import Progress, silent
 from .buffers import MAX_UPLOAD, GpuBuffer
 from .checks import Argument, Points, check
@@ -146,7 +146,7 @@ class Session:
                     self._guard.flush()
             if self.timer is not None:
                 pending.result()
-                loaded.last = evaluated(loaded.plan, run.shapes, run.item)
+                loaded.last = plan_at(loaded.plan, run.shapes, run.item)
                 self.timer.collect(loaded)
             return pending
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from ..errors import DeviceError, OutOfMemory
-from ..format.source import steady
+from ..format.source import read_pieces
 from ..plan.plan import Buffer, Plan
 from ..progress import Progress, silent
 from .buffers import GpuBuffer, Kind
@@ -129,7 +129,7 @@ class BufferStore:
 
     def _fill(self, plan: Plan, buffer: Buffer) -> None:
         first, written = first_bytes(plan, buffer), 0
-        for piece in steady(first):
+        for piece in read_pieces(first):
             self._device.write(self._buffers[buffer.name], piece, written)
             written += memoryview(piece).nbytes
         if buffer.role in ("state", "params"):

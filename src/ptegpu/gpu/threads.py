@@ -167,7 +167,7 @@ def pool(name: str, threads: int = 1) -> Pool:
     return Pool(threads)
 
 
-def alone(work: Callable[[], R]) -> ThreadJob[R]:
+def start_thread(work: Callable[[], R]) -> ThreadJob[R]:
     """Begin work in a thread of its own, which the end of the process does not wait for."""
     job = ThreadJob(work)
     start_new_thread(job.run, ())

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from statistics import median, median_low
 
 from ..errors import LimitExceeded
-from ..plan.plan import Dispatch, Plan
+from ..plan.plan import Plan, PlannedDispatch
 from .buffers import GpuBuffer
 from .checks import Argument
 from .device import Device
@@ -92,7 +92,7 @@ class KernelTime:
     """A dispatch and the time it took."""
 
     kernel: str
-    dispatch: Dispatch
+    dispatch: PlannedDispatch
     begin: float  # seconds after the first dispatch began
     seconds: float
 
@@ -105,7 +105,7 @@ def pass_time(session: Session, loaded: LoadedPlan, inputs: Sequence[Argument]) 
     return sum(seconds for _, seconds in busy(timer.runs[0].spans))
 
 
-def launches(plan: Plan) -> list[tuple[str, Dispatch]]:
+def launches(plan: Plan) -> list[tuple[str, PlannedDispatch]]:
     """List the dispatches of a run with their kernels' names, without those that are empty or run only once."""
     return [(plan.kernels[d.kernel].name, d) for d in plan.dispatches if 0 not in d.grid and not d.once]
 
@@ -120,7 +120,7 @@ def busy(spans: Sequence[Span]) -> list[Span]:
     return passes
 
 
-def kernel_times(launched: Sequence[tuple[str, Dispatch]], runs: Sequence[Sequence[Span]]) -> list[KernelTime]:
+def kernel_times(launched: Sequence[tuple[str, PlannedDispatch]], runs: Sequence[Sequence[Span]]) -> list[KernelTime]:
     """Return the times of the launched dispatches: durations are medians over the runs.
 
     Each begins as in the run of median length, but not before the previous one ends.

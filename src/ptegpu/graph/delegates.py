@@ -16,9 +16,9 @@ import numpy as np
 from ..dtypes import DType
 from ..errors import InvalidProgram, UnsupportedProgram
 from ..format import ptd
+from ..format.delegate import BlobCall as BlobCall
 from ..format.delegate import BlobGraph, BlobTensor, BlobValue, Ints, SymInt, ValueList
-from ..format.delegate import Call as BlobCall
-from ..format.pte import BoolList, FloatList, Tensor, Value
+from ..format.pte import BoolList, FileTensor, FloatList, Value
 from ..limits import spend
 from ..plan.method import Call, Instruction, Operand, Var, variables
 from .names import ADD, CHECKS, COPY, PREPACK
@@ -81,8 +81,8 @@ def _fits(inner: BlobValue, outer: Value) -> bool:
     f16 blobs take f32, and a symbolic int may come as a tensor of one element.
     """
     if not isinstance(inner, BlobTensor):
-        return isinstance(outer, int | None) or (isinstance(outer, Tensor) and outer.numel == 1)
-    if not isinstance(outer, Tensor) or len(inner.dims) != len(outer.sizes):
+        return isinstance(outer, int | None) or (isinstance(outer, FileTensor) and outer.numel == 1)
+    if not isinstance(outer, FileTensor) or len(inner.dims) != len(outer.sizes):
         return False
     same_type = inner.dtype.device is outer.dtype.device or (inner.dtype.is_float and outer.dtype.is_float)
     return same_type and (outer.dynamic or inner.dims == outer.sizes)
@@ -91,7 +91,7 @@ def _fits(inner: BlobValue, outer: Value) -> bool:
 def _show(value: BlobValue | Value) -> str:
     if isinstance(value, BlobTensor):
         return f"{value.dtype.value}{list(value.dims)}"
-    return f"{value.dtype.value}{list(value.sizes)}" if isinstance(value, Tensor) else "int"
+    return f"{value.dtype.value}{list(value.sizes)}" if isinstance(value, FileTensor) else "int"
 
 
 class Inliner:

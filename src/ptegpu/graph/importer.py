@@ -25,13 +25,15 @@ Mutates = Callable[[str], tuple[int, ...]]  # operator name → positions of arg
 BACKENDS = ("VulkanBackend",)
 
 
-def import_method(method: pte.Method, named_data: NamedData, mutates: Mutates, path: str | None = None) -> FlatMethod:
+def import_method(
+    method: pte.FileMethod, named_data: NamedData, mutates: Mutates, path: str | None = None
+) -> FlatMethod:
     """Return everything the method does, as calls on slots."""
     return _Importer(method, named_data, mutates, path).run()
 
 
 class _Importer:
-    def __init__(self, method: pte.Method, named_data: NamedData, mutates: Mutates, path: str | None) -> None:
+    def __init__(self, method: pte.FileMethod, named_data: NamedData, mutates: Mutates, path: str | None) -> None:
         self.method, self.named_data, self.mutates, self.path = method, named_data, mutates, path
         self.slots: dict[int, Var] = {}
         self.blobs: dict[tuple[int, int], BlobGraph] = {}
@@ -41,7 +43,7 @@ class _Importer:
         self.chains = self._effects()
         written = [v for chain in self.chains for _, _, writes in chain for v in writes]
         self.written = set(written)
-        self.last_owners = {v.place: k for k in written if isinstance(v := method.values[k], pte.Tensor)}
+        self.last_owners = {v.place: k for k in written if isinstance(v := method.values[k], pte.FileTensor)}
 
     def run(self) -> FlatMethod:
         method = self.method
@@ -84,7 +86,7 @@ class _Importer:
                 "WebGPUPartitioner"
             )
         names = {value_id: f"input {k}" for k, value_id in enumerate(method.inputs)}
-        tensors = [(names.get(k, f"v{k}"), v) for k, v in enumerate(method.values) if isinstance(v, pte.Tensor)]
+        tensors = [(names.get(k, f"v{k}"), v) for k, v in enumerate(method.values) if isinstance(v, pte.FileTensor)]
         unsupported = [f"{name} is {t.dtype.value}{list(t.sizes)}" for name, t in tensors if not t.dtype.runs]
         if unsupported:
             problems.append(
@@ -120,7 +122,7 @@ class _Importer:
         """Return the chains of instructions, each with the values it reads and writes."""
         values = self.method.values
         has_value = set(self.method.inputs)
-        has_value.update(k for k, v in enumerate(values) if isinstance(v, pte.Tensor) and v.is_stored)
+        has_value.update(k for k, v in enumerate(values) if isinstance(v, pte.FileTensor) and v.is_stored)
         chains: list[list[Effect]] = []
         for chain in self.method.chains:
             chains.append([])
@@ -149,7 +151,7 @@ class _Importer:
 
     def _write(self, value_id: int) -> None:
         value = self.method.values[value_id]
-        if isinstance(value, pte.Tensor):
+        if isinstance(value, pte.FileTensor):
             self.defined.add(value_id)
             if value.place is not None:
                 self.owners[value.place] = value_id
@@ -163,13 +165,18 @@ class _Importer:
             value = None if value_id is None else self.method.values[value_id]
             if isinstance(value, pte.TensorList):
                 self._find_views(value.items, code)
-            if value_id is None or not isinstance(value, pte.Tensor) or value_id in self.defined or value.place is None:
+            if (
+                value_id is None
+                or not isinstance(value, pte.FileTensor)
+                or value_id in self.defined
+                or value.place is None
+            ):
                 continue
             owner = self.owners.get(value.place)
             later = owner is None and value_id not in self.written
             owner = self.last_owners.get(value.place) if later else owner
             source = None if owner is None else self.method.values[owner]
-            if owner is None or not isinstance(source, pte.Tensor):
+            if owner is None or not isinstance(source, pte.FileTensor):
                 continue
             if value.initial is not None and (source.initial is None or not later):
                 continue
@@ -204,7 +211,7 @@ class _Importer:
         if value_id in self.slots:
             return self.slots[value_id]
         value = self.method.values[value_id]
-        if isinstance(value, pte.Tensor):
+        if isinstance(value, pte.FileTensor):
             return self.slots.setdefault(value_id, self._tensor(value_id, value))
         if isinstance(value, pte.IntList | pte.TensorList | pte.FloatList | pte.BoolList):
             spend("items", len(value.items), f"method {self.method.name}")
@@ -224,7 +231,7 @@ class _Importer:
             raise InvalidProgram(f"method {self.method.name}: value {value_id} cannot be written", path=self.path)
         return operand
 
-    def _tensor(self, value_id: int, t: pte.Tensor) -> Var:
+    def _tensor(self, value_id: int, t: pte.FileTensor) -> Var:
         name = f"v{value_id}"
         var = Var(name, t.dtype, t.sizes, t.dynamic)
         if t.key is not None:
@@ -235,7 +242,7 @@ class _Importer:
             var.kind, var.data = "state", array_of(t.initial, t.dtype, t.sizes, t.dim_order)
         return var
 
-    def _external(self, name: str, t: pte.Tensor) -> np.ndarray:
+    def _external(self, name: str, t: pte.FileTensor) -> np.ndarray:
         assert t.key is not None
         data = self.named_data.get(t.key)
         if data is None:

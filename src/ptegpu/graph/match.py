@@ -152,7 +152,7 @@ class Match:
         return replace(self, tensors={**self.tensors, name: a})
 
 
-def find(node: Node, uses: Uses, patterns: Iterable[Op], skips: Skips = lambda node: False) -> Match | None:
+def find_match(node: Node, uses: Uses, patterns: Iterable[Op], skips: Skips = lambda node: False) -> Match | None:
     """Return the match of the first pattern that fits the node and its producers; None if none does."""
     return next((m for p in patterns if (m := Match(uses, skips).at(p, node)) is not None), None)
 
@@ -166,7 +166,7 @@ def rewrite(graph: Graph, patterns: Iterable[Op], build: Callable[[Match], Node 
     uses, new, gone = Uses(graph), dict[Node, Node](), set[Node]()
     for node in graph.nodes:
         for pattern in patterns:
-            match = find(node, uses, [pattern])
+            match = find_match(node, uses, [pattern])
             if match is None or not match.is_private() or not all(map(uses.steady, match.inner)):
                 continue
             if gone.isdisjoint(match.nodes) and (built := build(match)) is not None:

@@ -65,7 +65,7 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class AttentionForm:
     """The constants of a kernel."""
 
     q: DType
@@ -93,7 +93,7 @@ class Form:
 
 
 def module(
-    name: str, body: list[str], form: Form, target: Target, workgroup: int, shared: dict[str, tuple[str, int]]
+    name: str, body: list[str], form: AttentionForm, target: Target, workgroup: int, shared: dict[str, tuple[str, int]]
 ) -> KernelSpec:
     """Return a kernel with the shared functions for visible keys, the places of vectors, and the results."""
     lanes = 4 if form.quads else 1
@@ -188,7 +188,7 @@ def used(cached: bool, paged: bool = False) -> str:
     return f"{length(cached, paged)}\nfn used() -> u32 {{ return {count}; }}"
 
 
-def sight(form: Form) -> str:
+def sight(form: AttentionForm) -> str:
     """Return `start`, `length`, `used`, and the number of keys `seen` by a row."""
     visible = "min(start() + row / P.sharing + 1u, length())" if form.causal else "length()"
     return f"{used(form.cached, form.paged)}\nfn seen(row: u32) -> u32 {{ return {visible}; }}"
@@ -231,7 +231,7 @@ def _quad(array: str, dim: int, quads: bool) -> str:
     return f"vec4<f32>({', '.join(f'select(0.0, {array}_at(place + min({e}, {dim - 1}u)), {e} < {dim}u)' for e in i)})"
 
 
-def _key_quad(name: str, dim: int, form: Form) -> str:
+def _key_quad(name: str, dim: int, form: AttentionForm) -> str:
     """Return `k_quad` or `v_quad`: quad d of key or value t."""
     batch, row = ("", "row_of(t)") if form.paged else (f" + z * P.{name}_batch", "t")
     return (
@@ -255,7 +255,7 @@ def _mask(mask: Masked) -> str:
     )
 
 
-def leave(form: Form) -> str:
+def leave(form: AttentionForm) -> str:
     """Return `leave`, which stores quad d of a row's result from its running softmax, or of a part of it."""
     if form.split:
         return _leave_part(form)
@@ -266,7 +266,7 @@ def leave(form: Form) -> str:
     )
 
 
-def put(form: Form) -> str:
+def put(form: AttentionForm) -> str:
     """Return `put`, which stores quad d of a row's result."""
     if form.quads:
         store = "y_put4((place >> 2u) + d, v);"
@@ -282,7 +282,7 @@ def put(form: Form) -> str:
     )
 
 
-def _leave_part(form: Form) -> str:
+def _leave_part(form: AttentionForm) -> str:
     """Return `leave` and `leave_nothing` for parts [split, batch, head, row] of value quads and (top, sum, 0, 0)."""
     width = form.value_quads + 1
     return (
@@ -359,7 +359,7 @@ class Merge:
 
 
 @cached(64)
-def merge(form: Form, target: Target) -> KernelSpec:
+def merge(form: AttentionForm, target: Target) -> KernelSpec:
     """Merge with an invocation per quad of the result."""
     m, parts = form.value_quads, Merge(form.value_quads, form.cached, form.paged)
     body = [

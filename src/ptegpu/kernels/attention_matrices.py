@@ -21,7 +21,7 @@ import math
 from ..dtypes import DType
 from ..plan.target import Target
 from ..sizes import cached
-from .attention import FACTORS, SIZES, Form, leave, length, sight, strides, workgroup_range
+from .attention import FACTORS, SIZES, AttentionForm, leave, length, sight, strides, workgroup_range
 from .tensor_core_blocks import BLOCK, LANES, ROWS, SPAN, BlockSource
 from .tensor_core_products import LEFT, RIGHT, SUMS
 from .wgsl import ELEMENT_BYTES, LOWEST, KernelSpec, Storage, build, u32s
@@ -102,7 +102,7 @@ class _Transfer:
 
 
 @cached(64)
-def tiles(form: Form, target: Target) -> KernelSpec:
+def tiles(form: AttentionForm, target: Target) -> KernelSpec:
     """Compute 64 rows per workgroup. Vectors whose type in `form` is f16 are not scaled.
 
     Invocation lid has every second key of row lid / 2, beginning where rows spread over the banks.

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ..dtypes import DType
 from ..plan.target import Target
 from ..sizes import cached
-from .attention import Form, module, workgroup_range
+from .attention import AttentionForm, module, workgroup_range
 from .attention_slices import MOST_SLICES, SPARE, RowVectors, Slices
 from .wgsl import ELEMENT_BYTES, KernelSpec
 
@@ -46,13 +46,13 @@ def _each(count: int, start: str, step: int, limit: int, body: Callable[[str], l
 class Division:
     """The division of the work on `rows` among the invocations of a workgroup."""
 
-    form: Form
+    form: AttentionForm
     rows: RowVectors
     workgroup: int
     new_keys: int  # upper bound
 
     @staticmethod
-    def of(form: Form, count: int, sharing: int, target: Target) -> Division:
+    def of(form: AttentionForm, count: int, sharing: int, target: Target) -> Division:
         return Division(form, RowVectors(count), target.team, -(-count // sharing) if form.new else 0)
 
     @property
@@ -114,7 +114,7 @@ class Division:
         return arrays
 
 
-def takes_new(form: Form, rows: int, sharing: int, target: Target) -> bool:
+def takes_new(form: AttentionForm, rows: int, sharing: int, target: Target) -> bool:
     """Return True if `rows` can take new keys and values: one workgroup has all rows and enough memory."""
     if not form.quads or form.key_quads > MOST_QUERY_QUADS or rows > most_rows(form.dim):
         return False
@@ -123,7 +123,7 @@ def takes_new(form: Form, rows: int, sharing: int, target: Target) -> bool:
 
 
 @cached(256)
-def rows(form: Form, count: int, sharing: int, target: Target) -> KernelSpec:
+def rows(form: AttentionForm, count: int, sharing: int, target: Target) -> KernelSpec:
     """Compute `count` rows per workgroup, a power of two.
 
     In each step, four invocations multiply parts of a key by all rows; then the slices of the workgroup take turns in

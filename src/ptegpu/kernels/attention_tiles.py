@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..plan.target import Target
 from ..sizes import cached
-from .attention import Form, module, workgroup_range
+from .attention import AttentionForm, module, workgroup_range
 from .wgsl import LOWEST, KernelSpec
 
 TILE_ROWS, TILE_KEYS, TILE_THREADS, TILE_DIM = 64, 32, 128, 256  # TILE_DIM: maximum elements of a value
@@ -16,7 +16,7 @@ UNROLLED = 8  # values whose products are unrolled
 
 
 @cached(256)
-def tiles(form: Form, target: Target) -> KernelSpec:
+def tiles(form: AttentionForm, target: Target) -> KernelSpec:
     """Compute 64 rows per workgroup, 32 keys per step; invocation (x, y) has rows 4y … 4y+3.
 
     It has keys 4x … 4x+3 of the scores, and quads x, x + 8, … of the result. One array holds, in turn: sixteen elements

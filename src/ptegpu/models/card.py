@@ -13,10 +13,10 @@ from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from typing import Any
 
 from ..errors import InvalidProgram, UnsupportedProgram
-from ..format import Method, Program
+from ..format import FileMethod, ProgramFile
 from ..plan.fields import read_value
 from .kinds import KINDS, PROGRAM, SEEING, SPEECH, TASK, TEXT
-from .parts import Audio, Image, Speech, Text, Vision, require
+from .parts import Audio, Image, Speech, Text, VisionSpec, require
 from .tasks.specs import TASKS, TaskSpec
 from .text.signature import ints_of, read_signature
 
@@ -50,7 +50,7 @@ class Card:
     text: Text | None = None
     image: Image | None = None
     audio: Audio | None = None
-    vision: Vision | None = None  # of a language model that sees
+    vision: VisionSpec | None = None  # of a language model that sees
     speech: Speech | None = None
     tokenizer: str | None = None  # the suffix of its file, beside the program
     chat_template: bool = False
@@ -115,7 +115,7 @@ def plain(value: Any) -> Any:
     return [plain(v) for v in value] if isinstance(value, tuple) else value
 
 
-def read_card(program: Program) -> Card:
+def read_card(program: ProgramFile) -> Card:
     """Return the card of a program. Raise InvalidProgram if it is invalid.
 
     Without a card, a program that has the shapes of a language model is one; any other has the kind "program".
@@ -149,7 +149,7 @@ def read_card(program: Program) -> Card:
     return replace(card, **_constants(methods)) if card.vision else card
 
 
-def _read_object(method: Method) -> dict[str, Any]:
+def _read_object(method: FileMethod) -> dict[str, Any]:
     values = [method.values[k] for k in method.outputs]
     require(len(values) == 1 and isinstance(values[0], str), "its output is not one string")
     text = str(values[0])
@@ -162,7 +162,7 @@ def _read_object(method: Method) -> dict[str, Any]:
     return value  # type: ignore[no-any-return]
 
 
-def _constants(methods: Mapping[str, Method]) -> dict[str, Any]:
+def _constants(methods: Mapping[str, FileMethod]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for name, constants in CONSTANTS.items():
         ints = next(filter(None, (ints_of(methods.get(constant)) for constant in constants)), [])

@@ -37,7 +37,7 @@ def check_folder_kind(folder: Path, kinds: Sequence[str], expected: str = "") ->
         raise UnsupportedProgram(f"{folder} is a checkpoint of {name}, which becomes {noun}, not {expected}")
 
 
-def program_of(path: Any, progress: Progress = silent, kinds: Sequence[str] = ()) -> Any:
+def exported_once(path: Any, progress: Progress = silent, kinds: Sequence[str] = ()) -> Any:
     """Return the program of a checkpoint folder, exporting it if needed; anything else is returned as it is.
 
     With `kinds`, a folder that is exported to a program of another kind is refused.

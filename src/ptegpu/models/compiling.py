@@ -11,12 +11,12 @@ from ..limits import Limits
 from ..plan import Bundle, Cache, Precision, Target, check_cache, check_precision
 from ..progress import Progress
 from ..runtime import LoadOptions
-from .door import Openable, Source
+from .door import Openable, ProgramSource
 from .kinds import KINDS, Additions, resolve
 
 if TYPE_CHECKING:
     from ..compiler import Append
-    from .text.compiling import Many
+    from .text.compiling import ServeSizes
 
 METHOD = "forward"
 
@@ -30,7 +30,7 @@ def compile(
     methods: str | Iterable[str] | None = None,
     append: Mapping[str, Append] | None = None,
     points: Mapping[str, Sequence[Mapping[str, int]]] | None = None,
-    many: Many | None = None,
+    many: ServeSizes | None = None,
     precision: Precision | None = None,
     cache: Cache | None = None,
     limits: Limits | None = None,
@@ -47,7 +47,7 @@ def compile(
     from ..compiler import plan_program
 
     chosen = _targets(targets, precision, cache)
-    opened = Source.of(source, LoadOptions(limits=limits), work="compiling it")
+    opened = ProgramSource.of(source, LoadOptions(limits=limits), work="compiling it")
     if opened.bundle is not None:
         raise InvalidInput(f"{opened.name} is a bundle already; compile the program that it was made from")
     names = None if methods is None else (methods,) if isinstance(methods, str) else tuple(methods)
@@ -83,7 +83,7 @@ def _targets(
 
 
 def _additions(
-    source: Source, methods: Sequence[str] | None, many: Many | None, targets: Sequence[Target]
+    source: ProgramSource, methods: Sequence[str] | None, many: ServeSizes | None, targets: Sequence[Target]
 ) -> Additions:
     """Return the additions of the program's kind to its plans; none if `methods` leave out `forward`."""
     if many is not None:

@@ -10,16 +10,17 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeAlias
 
 from ..errors import InvalidInput, UnsupportedProgram
-from ..format import Program as File
+from ..format import ProgramFile as File
 from ..gpu import Device
 from ..limits import Budget
 from ..plan import Bundle, find_bundle
 from ..runtime import LoadOptions, Program, open_program
 from .card import Card, read_card
-from .checkpoints import is_checkpoint, program_of
+from .checkpoints import exported_once, is_checkpoint
 from .kinds import KINDS, resolve
 
-Openable: TypeAlias = "str | os.PathLike[str] | bytes | bytearray | memoryview | BinaryIO | Bundle | File | Source"
+Bytes: TypeAlias = "bytes | bytearray | memoryview | BinaryIO"
+Openable: TypeAlias = "str | os.PathLike[str] | Bytes | Bundle | File | ProgramSource"
 Loading: TypeAlias = "LoadOptions | Device | str | int | None"
 
 
@@ -37,7 +38,7 @@ def split_options(options: Loading, more: dict[str, Any]) -> LoadOptions:
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Source:
+class ProgramSource:
     """A verified program with its card, from which every model is opened."""
 
     file: File
@@ -58,27 +59,27 @@ class Source:
     @staticmethod
     def of(
         source: Openable, options: LoadOptions | None = None, kinds: Sequence[str] = (), work: str = "loading it"
-    ) -> Source:
+    ) -> ProgramSource:
         """Read a program: a file, a bundle, bytes, or a checkpoint folder, which is exported once and cached.
 
         A folder of a kind that is not in `kinds` is refused by its `config.json` alone. Errors about limits name the
         `work`.
         """
-        if isinstance(source, Source):
+        if isinstance(source, ProgramSource):
             return source
         options = options or LoadOptions()
         if is_checkpoint(source):
-            source = program_of(source, options.progress, kinds)
+            source = exported_once(source, options.progress, kinds)
         path = Path(source) if isinstance(source, str | os.PathLike) else None
         with Budget(options.limits).spending(work):
             bundle = source if isinstance(source, Bundle) else find_bundle(source)
             if bundle is None:
                 from ..compiler import read_source  # only here: opening a bundle does without the compiler
 
-                file = read_source(source)  # type: ignore[arg-type]  # neither a bundle nor a `Source` here
+                file = read_source(source)  # type: ignore[arg-type]  # neither a bundle nor a `ProgramSource` here
             else:
                 file = bundle.file
-            return Source(file, read_card(file), bundle, path)
+            return ProgramSource(file, read_card(file), bundle, path)
 
     def check_kind(self, *kinds: str) -> None:
         """Raise UnsupportedProgram unless the program is of one of these kinds."""
@@ -98,7 +99,7 @@ def open(
     Close the model, or use it as a context manager.
     """
     chosen = split_options(options, more)
-    opened = Source.of(source, chosen)
+    opened = ProgramSource.of(source, chosen)
     opener = resolve(KINDS[opened.card.kind].opener)
     own_options = signature(open_program if opener is open_plain else opener).parameters.keys() - {
         "source",
@@ -111,6 +112,6 @@ def open(
     return opener(opened, chosen, tokenizer=tokenizer, **more)
 
 
-def open_plain(source: Source, options: LoadOptions, tokenizer: object = None, **more: Any) -> Program:
+def open_plain(source: ProgramSource, options: LoadOptions, tokenizer: object = None, **more: Any) -> Program:
     """Return a plain program on a device. Its kind has no use for a tokenizer."""
     return open_program(source.program, options, **more)

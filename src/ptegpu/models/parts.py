@@ -95,7 +95,7 @@ class Audio:
 
 
 @dataclass(frozen=True, slots=True)
-class Vision:
+class VisionSpec:
     """The pictures of a language model: each becomes tiles of one size, and each tile rows that replace tokens."""
 
     size: int  # pixels of a tile's side

@@ -14,7 +14,7 @@ from typing import ClassVar, NamedTuple
 from ..graph.graph import Node, Tensor
 from ..graph.schema import Role
 from ..plan.target import Target
-from .attention_record import Attention, HeadLayout, Mask
+from .attention_record import AttentionWork, HeadLayout, Mask
 from .fused import Fused
 from .nodes import apart, result
 from .registry import Steps
@@ -29,7 +29,7 @@ class Masking(NamedTuple):
     hides: bool = False  # hides scores where it is true, instead of where it is false
 
 
-class Step(NamedTuple):
+class ReadStep(NamedTuple):
     """A node that a kernel reads through: it only moves elements, or it scales them or makes a mask of `source`."""
 
     node: Node
@@ -95,7 +95,7 @@ class Core:
         )
 
 
-Reads = Mapping[Tensor, Step]  # by the result of the node
+Reads = Mapping[Tensor, ReadStep]  # by the result of the node
 
 
 def walked(t: Tensor, reads: Reads) -> Walk | None:
@@ -142,7 +142,9 @@ class Attended(Fused):
             return
         (q, k, v), at, mask = places
         core = self.core
-        yield Attention(q.tensor, k.tensor, v.tensor, out, True, core.causal, mask, core.scale, empty=core.empty, at=at)
+        yield AttentionWork(
+            q.tensor, k.tensor, v.tensor, out, True, core.causal, mask, core.scale, empty=core.empty, at=at
+        )
 
     def placed(self) -> tuple[list[Walk], tuple[HeadLayout, ...], Mask | None] | None:
         """Return the operands' walks, their layouts and the result's, and the mask; None if strides do not suffice."""

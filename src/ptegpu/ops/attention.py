@@ -14,14 +14,14 @@ from typing import Any
 
 from ..errors import InvalidProgram, ShapeError
 from ..graph.graph import Sym, Tensor
-from .attention_record import Attention, sizes
+from .attention_record import AttentionWork, head_layout
 from .cache import check_cache, start_bounds
 from .registry import Bounded, Out, Steps, SymInt, is_one, op
 
 
 def check(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float, *, heads_first: bool) -> None:
     """Raise unless the operands of an attention match."""
-    qs, ks, vs = (sizes(x.shape, heads_first) for x in (q, k, v))
+    qs, ks, vs = (head_layout(x.shape, heads_first) for x in (q, k, v))
 
     def shapes() -> str:
         return f"query {list(q.shape)}, key {list(k.shape)} and value {list(v.shape)}"
@@ -67,7 +67,7 @@ def custom_sdpa(
     check(query, key, value, attn_mask, drpout_p, heads_first=False)
     out = yield Out((*query.shape[:3], value.shape[3]), query.dtype)
     bounded = _ends_at_queries(attn_mask, is_causal)
-    yield Attention(query, key, value, out, False, is_causal, attn_mask, scale, start_pos, bounded)
+    yield AttentionWork(query, key, value, out, False, is_causal, attn_mask, scale, start_pos, bounded)
 
 
 def _ends_at_queries(mask: Tensor | None, causal: bool) -> bool:
@@ -113,7 +113,7 @@ def sdpa_with_kv_cache(
         raise ShapeError(f"{shapes} must have the same length, and keys and values the same shape")
     out = yield Out((*query.shape[:3], value.shape[3]), query.dtype)
     bounded, new = _ends_at_queries(attn_mask, is_causal), (key, value)
-    yield Attention(query, key_cache, value_cache, out, False, is_causal, attn_mask, scale, start_pos, bounded, new)
+    yield AttentionWork(query, key_cache, value_cache, out, False, is_causal, attn_mask, scale, start_pos, bounded, new)
 
 
 @op("et_vk.sdpa.default", fits="q float, attn_mask any")
@@ -125,7 +125,7 @@ def sdpa(q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, scale
     """
     check(q, k, v, attn_mask, 0.0, heads_first=True)
     out = yield Out((*q.shape[:-1], v.shape[-1]), q.dtype)
-    yield Attention(q, k, v, out, True, False, attn_mask, scale, empty=math.nan)
+    yield AttentionWork(q, k, v, out, True, False, attn_mask, scale, empty=math.nan)
 
 
 @op("aten.scaled_dot_product_attention.default", fits="query float, attn_mask any")
@@ -146,4 +146,4 @@ def scaled_dot_product_attention(
     """
     check(query, key, value, attn_mask, dropout_p, heads_first=True)
     out = yield Out((*query.shape[:-1], value.shape[-1]), query.dtype)
-    yield Attention(query, key, value, out, True, is_causal, attn_mask, scale)
+    yield AttentionWork(query, key, value, out, True, is_causal, attn_mask, scale)

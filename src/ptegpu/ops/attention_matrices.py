@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ..dtypes import DType
 from ..graph.graph import Sym, Tensor
 from ..kernels import attention_matrices as kernels
-from ..kernels.attention import Form
+from ..kernels.attention import AttentionForm
 from ..kernels.tensor_core_blocks import ROWS, SPAN, prepare
 from ..plan.target import Target
 from ..sizes import ceil, largest, smallest
@@ -16,13 +16,13 @@ from .registry import Dispatch, Scratch, Step
 from .tensor_core_products import has_matrix_units
 
 if TYPE_CHECKING:
-    from .attention_record import Attention, HeadLayout
+    from .attention_record import AttentionWork, HeadLayout
 
 FEWEST = 48  # minimum rows of a key-value head: below, tiles are too empty
 WORTH = 1 << 27  # minimum multiply-adds: below, four dispatches take longer than one (as fast at 2^29, H200)
 
 
-def serves(form: Form, places: tuple[HeadLayout, ...], target: Target) -> bool:
+def serves(form: AttentionForm, places: tuple[HeadLayout, ...], target: Target) -> bool:
     """Return True if matrix units can compute the attention, and faster than other kernels."""
     qs, ks, vs, _ = places
     if not has_matrix_units(target) or form.mask or not form.quads:
@@ -44,7 +44,11 @@ def serves(form: Form, places: tuple[HeadLayout, ...], target: Target) -> bool:
 
 
 def prepared(
-    a: Attention, form: Form, places: tuple[HeadLayout, ...], shared: Mapping[str, int | float | Sym], target: Target
+    a: AttentionWork,
+    form: AttentionForm,
+    places: tuple[HeadLayout, ...],
+    shared: Mapping[str, int | float | Sym],
+    target: Target,
 ) -> Generator[Step, Any, tuple[list[Tensor], dict[str, int]]]:
     """Store queries, keys and values as blocks; return what the kernel reads, and the number of blocks as parameters.
 

@@ -1,7 +1,7 @@
 """Records of attention, of rotary embeddings of queries and keys, and of writes into caches.
 
-Rules yield `Attention`, `Rotary` and `Written`. A fused node (`fused.py`) gives an attention the other two, which its
-kernel computes for few rows, and gives a product the attention whose result it reads.
+Rules yield `AttentionWork`, `Rotary` and `CacheWrite`. A fused node (`fused.py`) gives an attention the other two,
+which its kernel computes for few rows, and gives a product the attention whose result it reads.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ..graph.graph import Shape, Sym, Tensor
 from ..kernels import attention_matrices as by_matrices
 from ..kernels import attention_rows as few
 from ..kernels import attention_tiles as by_tiles
-from ..kernels.attention import Form, Masked, Merge, Turn, merge
+from ..kernels.attention import AttentionForm, Masked, Merge, Turn, merge
 from ..kernels.cache import write_cache
 from ..kernels.rope import rope
 from ..kernels.wgsl import store_type, writable
@@ -66,7 +66,7 @@ class HeadLayout(NamedTuple):
         return all(s % 4 == 0 for s in (self.dim, *places))
 
 
-def sizes(shape: Shape, heads_first: bool) -> HeadLayout:
+def head_layout(shape: Shape, heads_first: bool) -> HeadLayout:
     """Return the layout of a contiguous tensor; missing leading dimensions count as one."""
     if len(shape) > 4 or len(shape) < 2 or (len(shape) < 4 and not heads_first):
         raise ShapeError(f"attention takes tensors of rank 4, not {list(shape)}")
@@ -133,7 +133,7 @@ class Rotary(Work):
 
 
 @dataclass(frozen=True, slots=True)
-class Written(Work):
+class CacheWrite(Work):
     """Writes of values into caches of one shape."""
 
     values: tuple[Tensor, ...]
@@ -170,7 +170,7 @@ class Parts:
 
 
 @dataclass(frozen=True, slots=True)
-class Attention(Work):
+class AttentionWork(Work):
     """Attention of the rows of q, which begin at position `start`, to k and v; if `bounded`, up to the last row's key.
 
     `new` are keys and values to be written into k and v from the start on. `rotary` computes q and the new keys. The
@@ -225,7 +225,7 @@ class Attention(Work):
         if rotary and not turn:
             yield rotary
         if new and not takes_new:
-            yield Written(new, (self.k, self.v), self.start, self.label)
+            yield CacheWrite(new, (self.k, self.v), self.start, self.label)
             new = None
         splits, reads, writes = self.splits(target), [self.q, self.k, self.v], list[Tensor]()
         shared: dict[str, int | float | Sym] = {"splits": splits, "part": TILES_PART if tiled else ROWS_PART}
@@ -289,7 +289,7 @@ class Attention(Work):
             return self.at
         q, k, v = (x.shape for x in (self.q, self.k, self.v))
         first = self.heads_first
-        return sizes(q, first), sizes(k, first), sizes(v, first), sizes((*q[:-1], v[-1]), first)
+        return head_layout(q, first), head_layout(k, first), head_layout(v, first), head_layout((*q[:-1], v[-1]), first)
 
     @property
     def _mask(self) -> Mask | None:
@@ -328,10 +328,10 @@ class Attention(Work):
         """True if vectors consist of aligned quads."""
         return all(x.quads for x in self._places)
 
-    def _form(self, target: Target) -> Form:
+    def _form(self, target: Target) -> AttentionForm:
         """Return the form of a kernel that is not split and takes no new keys."""
         (qs, _, vs, _), mask = self._places, self._mask
-        return Form(
+        return AttentionForm(
             self.q.dtype,
             self.k.dtype,
             self.v.dtype,

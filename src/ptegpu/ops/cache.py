@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from ..errors import ShapeError
 from ..graph.graph import Tensor
-from .attention_record import Written
+from .attention_record import CacheWrite
 from .registry import Bounded, Out, Steps, SymInt, op
 
 
@@ -40,4 +40,4 @@ def update_cache(value: Tensor, cache: Tensor, start_pos: SymInt) -> Steps:
     """Write a value [B, S, H, D] into a cache [B, C, H, D] at `start_pos`; the result is an undefined element."""
     check_cache(value, cache)
     yield Out((1,))
-    yield Written((value,), (cache,), start_pos)
+    yield CacheWrite((value,), (cache,), start_pos)

@@ -18,9 +18,9 @@ import numpy as np
 
 from ..dtypes import FLOATS, DType
 from ..graph.graph import Arg, Node, Tensor
-from ..graph.match import Either, Leaf, Match, Number, Op, Pattern, find
+from ..graph.match import Either, Leaf, Match, Number, Op, Pattern, find_match
 from ..graph.uses import Uses
-from .attended import Attended, AttentionOperand, Core, Masking, Reads, Step, walked
+from .attended import Attended, AttentionOperand, Core, Masking, Reads, ReadStep, walked
 from .nodes import copied, result
 from .walks import Walk, backwards, is_walk, order_of, strides_of
 
@@ -110,7 +110,7 @@ def _operator(node: Node) -> Core | None:
 
 def _spelled_out(node: Node, uses: Uses) -> Core | None:
     """Return the attention that ends in a product, if no other node reads its intermediate results."""
-    match = find(node, uses, [ATTENTION], _keeps_order)
+    match = find_match(node, uses, [ATTENTION], _keeps_order)
     if match is None or not match.is_private() or not {*uses.kept, *uses.mutated}.isdisjoint(node.outs):
         return None
     softmax, t = match.node("softmax"), match.tensors
@@ -189,14 +189,14 @@ def _reads(core: Core, uses: Uses) -> list[Reads] | None:
 
 def _before(t: Tensor, uses: Uses, *, scales: bool = False, bools: bool = False) -> Reads:
     """Return the steps through which `t` may be read, the last one first."""
-    steps: dict[Tensor, Step] = {}
+    steps: dict[Tensor, ReadStep] = {}
     while (node := uses.maker.get(t)) is not None:
-        if scales and (m := find(node, uses, SCALE)) is not None:
-            steps[t] = Step(node, m.tensors["x"], m.numbers["factor"][0])
-        elif bools and (m := find(node, uses, BIAS)) is not None:
-            steps[t], bools = Step(node, m.tensors["mask"], masking=_masking(m, replaces=False)), False
+        if scales and (m := find_match(node, uses, SCALE)) is not None:
+            steps[t] = ReadStep(node, m.tensors["x"], m.numbers["factor"][0])
+        elif bools and (m := find_match(node, uses, BIAS)) is not None:
+            steps[t], bools = ReadStep(node, m.tensors["mask"], masking=_masking(m, replaces=False)), False
         elif is_walk(node):
-            steps[t] = Step(node)
+            steps[t] = ReadStep(node)
         else:
             break
         t = steps[t].read

@@ -15,8 +15,8 @@ from ..graph.graph import Arg, Node, Shape, Tensor
 from ..graph.schema import Role
 from ..kernels.matmul import Epilogue
 from ..plan.target import Target
-from .attention_record import Attention, Rotary, Written
-from .moves import Row
+from .attention_record import AttentionWork, CacheWrite, Rotary
+from .moves import SelectedRow
 from .nodes import Launches, apart, formula, launched, leaves, result, tensors
 from .norm import RmsNorm
 from .pointwise import NAMES, pointwise
@@ -179,10 +179,10 @@ class NormedProduct(Fused):
 
     def joined(self, launches: list[Launches]) -> Steps:
         match launches:
-            case [[Row() as row], *rest] if row.first is None:
+            case [[SelectedRow() as row], *rest] if row.first is None:
                 yield row
                 yield from self.joined(rest)
-            case [[Row() as row], [RmsNorm() as norm], [Product() as p]]:
+            case [[SelectedRow() as row], [RmsNorm() as norm], [Product() as p]]:
                 yield replace(p, norm=replace(norm, row=row))
             case [[RmsNorm() as norm], [Product() as p]]:
                 yield replace(p, norm=norm)
@@ -197,8 +197,8 @@ class DecodedAttention(Fused):
 
     def joined(self, launches: list[Launches]) -> Steps:
         match [step for steps in launches for step in steps]:
-            case [*before, Attention() as a] if all(isinstance(w, Rotary | Written) for w in before):
-                writes = {w.caches[0]: w.values[0] for w in before if isinstance(w, Written)}
+            case [*before, AttentionWork() as a] if all(isinstance(w, Rotary | CacheWrite) for w in before):
+                writes = {w.caches[0]: w.values[0] for w in before if isinstance(w, CacheWrite)}
                 new = (writes[a.k], writes[a.v]) if writes else a.new
                 yield replace(a, new=new, rotary=next((w for w in before if isinstance(w, Rotary)), None))
             case _:
@@ -212,7 +212,7 @@ class AttentionProduct(Fused):
 
     def joined(self, launches: list[Launches]) -> Steps:
         match launches:
-            case [[Attention() as a], [Product() as p]]:
+            case [[AttentionWork() as a], [Product() as p]]:
                 yield replace(p, attention=a)
             case _:
                 yield from super().joined(launches)

@@ -246,7 +246,7 @@ def narrow(x: Tensor, dim: int, start: SymInt, length: int, *, target: Target) -
 
 
 @dataclass(frozen=True, slots=True)
-class Row(Work):
+class SelectedRow(Work):
     """The slice of x at `index` of a dimension."""
 
     x: Tensor
@@ -271,7 +271,7 @@ def select(x: Tensor, dim: int, index: SymInt) -> Steps:
     d = normalise_dim(dim, x.rank)
     first = position(x, d, index)
     out = yield Out([*x.shape[:d], *x.shape[d + 1 :]], x.dtype)
-    yield Row(x, d, index if isinstance(index, Sym) else first, out)
+    yield SelectedRow(x, d, index if isinstance(index, Sym) else first, out)
 
 
 @op("aten.split_with_sizes_copy.default", "aten.split_with_sizes.default", moves=True, walks=walks.sliced)

@@ -18,7 +18,7 @@ from ..kernels.norm import Layout
 from ..kernels.wgsl import store_type
 from ..plan.target import Target
 from ..sizes import real
-from .moves import Row
+from .moves import SelectedRow
 from .pointwise import Strided, pointwise
 from .registry import Dispatch, Out, Scratch, Steps, Work, op
 
@@ -120,7 +120,7 @@ class RmsNorm(Work):
     eps: float
     y: Tensor
     label: str = ""
-    row: Row | None = None  # computes x, whose elements are contiguous
+    row: SelectedRow | None = None  # computes x, whose elements are contiguous
 
     @property
     def source(self) -> tuple[Tensor, int]:

@@ -24,7 +24,7 @@ from . import tensor_core_products
 from .registry import Dispatch, Steps
 
 if TYPE_CHECKING:
-    from .attention_record import Attention, Parts
+    from .attention_record import AttentionWork, Parts
     from .norm import RmsNorm
     from .product import Product
 
@@ -250,7 +250,7 @@ def siblings(p: Product, target: Target) -> Steps:
     yield from tensor_core_products.in_order(rest, target, norm)
 
 
-def after_attention(p: Product, attention: Attention, target: Target) -> Steps:
+def after_attention(p: Product, attention: AttentionWork, target: Target) -> Steps:
     """Compute an attention and the product of its result, which merges the attention's parts if it stages its rows."""
     p = replace(p, attention=None)
     if serves(p, target) and p.m * p.n > 0 and p.k == attention.width and not p.b.parts:

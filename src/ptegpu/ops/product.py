@@ -28,7 +28,7 @@ from .pointwise import cast
 from .registry import Dispatch, Scratch, Steps, Work
 
 if TYPE_CHECKING:
-    from .attention_record import Attention
+    from .attention_record import AttentionWork
     from .norm import RmsNorm
 
 MAX_ROWS_ALONG_N = 4  # against a matrix stored along N
@@ -104,7 +104,7 @@ class Product(Work):
     packed: Packed | None = None
     int8: Int8 | None = None
     norm: RmsNorm | None = None  # computes a
-    attention: Attention | None = None  # computes a
+    attention: AttentionWork | None = None  # computes a
     epilogue: BoundEpilogue | None = None
     siblings: tuple[Product, ...] = ()  # the last one's epilogue may read the first one's result
     label: str = ""

@@ -1,6 +1,6 @@
 """Attention of rows that belong to many sequences, each at its own position, over paged caches.
 
-This operator is ptegpu's own: no exporter writes it. `compiler/ragged.py` substitutes it for a decoder's attention, so
+This operator is ptegpu's own: no exporter writes it. `compiler/decoding.py` substitutes it for a decoder's attention, so
 that one run serves many sequences. A row is (sequence, position); a sequence of -1 marks an unused row. Each sequence
 has a row of `tables`: the pages that hold its positions, -1 where none is allocated yet. Wrong tables never address
 memory outside a cache.
@@ -14,12 +14,12 @@ from ..dtypes import DType
 from ..errors import ShapeError
 from ..graph.graph import Tensor
 from ..kernels import attention_rows as few
-from ..kernels.attention import PAGE, Form, merge
+from ..kernels.attention import PAGE, AttentionForm, merge
 from ..kernels.cache import write_pages
 from ..kernels.wgsl import store_type
 from ..plan.target import Target
 from ..sizes import largest, smallest
-from .attention_record import OF_ROWS, ROWS_PART, sizes
+from .attention_record import OF_ROWS, ROWS_PART, head_layout
 from .registry import Dispatch, Out, Scratch, Steps, op
 
 ATTEND = "ptegpu.attend_pages.default"
@@ -58,14 +58,14 @@ def attend_pages(
     changed = key.numel * key_pages.dtype.size + value.numel * value_pages.dtype.size
     caches = [key_pages, value_pages]
     yield Dispatch(kernel, [key, value, rows, tables], caches, groups, words, write_bytes=changed)
-    qs, ks, vs, ys = (sizes(x.shape, False) for x in (query, key_pages, value_pages, y))
+    qs, ks, vs, ys = (head_layout(x.shape, False) for x in (query, key_pages, value_pages, y))
     quads = all(x.quads for x in (qs, ks, vs, ys))
     keys = tables.shape[1] * PAGE
     most = few.most_rows(dim)
     blocks = -(-sharing // most)
     enough = target.device_class.busy * OF_ROWS
     splits = largest(1, smallest(-(-keys // ROWS_PART), enough // (count * shared * blocks)))
-    form = Form(
+    form = AttentionForm(
         query.dtype, key_pages.dtype, value_pages.dtype, y.dtype if quads else store_type(y.dtype, target), None, dim,
         value_dim, quads, cached=True, causal=True, split=splits > 1, paged=True,
     )  # fmt: skip

@@ -10,7 +10,7 @@ import numpy as np
 from ..dtypes import DType
 from ..graph.graph import Arg, Node, Tensor
 from ..graph.uses import Uses
-from .attended import Attended, Step
+from .attended import Attended, ReadStep
 from .nodes import result
 from .registry import REGISTRY
 
@@ -34,7 +34,7 @@ def widened(node: Node, uses: Uses) -> dict[Node, Node] | None:
             new |= dict.fromkeys(linears, wide)
     if not new:
         return None
-    reads = {**rule.reads, **{result(n): Step(n) for n in slices}}
+    reads = {**rule.reads, **{result(n): ReadStep(n) for n in slices}}
     wider = replace(rule, members=(*slices, *rule.members), reads=reads)
     return None if wider.placed() is None else {**new, node: wider.node()}
 

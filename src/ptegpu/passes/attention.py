@@ -11,9 +11,9 @@ All results except those of views remain results of the node: for many rows, mem
 from __future__ import annotations
 
 from ..graph.graph import Graph, Node, Tensor
-from ..graph.match import Op, find
+from ..graph.match import Op, find_match
 from ..graph.uses import Uses, replace_nodes
-from ..ops.attention_record import Attention, Rotary, Written
+from ..ops.attention_record import AttentionWork, CacheWrite, Rotary
 from ..ops.fused import AttentionProduct, DecodedAttention
 from ..ops.nodes import product, result, work
 
@@ -33,12 +33,12 @@ def fuse_attention(graph: Graph) -> None:
 def _before(node: Node, graph: Graph, uses: Uses) -> list[Node]:
     """Return the rotary embedding and the cache writes that only this attention needs, in their order."""
     attention = work(node)
-    if not isinstance(attention, Attention):
+    if not isinstance(attention, AttentionWork):
         return []
     before, new = [], attention.new
     if new is None:
         writers = [_writer(cache, node, graph, uses) for cache in (attention.k, attention.v)]
-        writes = [w for n in writers if n and isinstance(w := work(n), Written)]
+        writes = [w for n in writers if n and isinstance(w := work(n), CacheWrite)]
         same = len(writes) == 2 and all(w.start is attention.start or w.start == attention.start for w in writes)
         if same and writes[0].values[0].max_shape == writes[1].values[0].max_shape:
             before += [n for n in writers if n]
@@ -61,13 +61,13 @@ def _writer(cache: Tensor, node: Node, graph: Graph, uses: Uses) -> Node | None:
 
 def _merged(node: Node, uses: Uses) -> tuple[Node, ...]:
     """Return attention, views of its result and the product `node`, if nothing else reads these results."""
-    match = find(node, uses, [MERGING], lambda n: n.op.view is not None)
+    match = find_match(node, uses, [MERGING], lambda n: n.op.view is not None)
     if match is None:
         return ()
     attention, *views, _ = members = sorted(match.nodes, key=uses.place.__getitem__)
     y, a, p = match.tensors["y"], work(attention), product(node)
     path = [y, *map(result, views)]
-    if not isinstance(a, Attention) or a.heads_first or a.y is not y or y is not attention.outs[-1]:
+    if not isinstance(a, AttentionWork) or a.heads_first or a.y is not y or y is not attention.outs[-1]:
         return ()
     if p is None or p.a is not node.args[0] or p.siblings or p.norm or not p.packed:
         return ()

@@ -13,7 +13,7 @@ import numpy as np
 from ..dtypes import DType
 from ..graph.graph import Graph, Node, Tensor
 from ..graph.uses import Uses
-from ..ops.attention_record import Attention, Written
+from ..ops.attention_record import AttentionWork, CacheWrite
 from ..ops.nodes import work
 
 
@@ -40,6 +40,6 @@ def _parts(node: Node) -> Iterator[Node]:
 def _caches(node: Node) -> tuple[Tensor, ...]:
     """Return the tensors that the node uses as caches and nothing else."""
     record = work(node) if node.op.role in ("attention", "cache") else None
-    if isinstance(record, Attention):
+    if isinstance(record, AttentionWork):
         return tuple({record.k, record.v} - {record.q, record.mask, *(record.new or ())})
-    return tuple(set(record.caches) - set(record.values)) if isinstance(record, Written) else ()
+    return tuple(set(record.caches) - set(record.values)) if isinstance(record, CacheWrite) else ()

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from ..lazy import lazy
-from .plan import Binding, Buffer, Copy, Dispatch, Family, Input, Kernel, Plan, Port, plain
+from .plan import Binding, Buffer, Copy, Family, Input, Kernel, Plan, PlannedDispatch, Port, plain
 from .target import CLASSES, Cache, DeviceClass, Precision, Target, check_cache, check_precision
 
 if TYPE_CHECKING:
@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from .device_arrays import from_device, to_device
     from .directives import source
     from .method import Call, CompiledMethod, Host, Instruction, Item, Jump, Move, Operand, Run, Var, variables
-    from .numbers import Many, needed
-    from .resolve import Resolver, chosen, evaluated
+    from .numbers import RowValues, with_operands
+    from .resolve import Resolver, choices_at, plan_at
 
 _LAZY = {
     ".bundle": ["Bundle", "find_bundle"],
@@ -31,8 +31,8 @@ _LAZY = {
         "Var",
         "variables",
     ],
-    ".numbers": ["Many", "needed"],
-    ".resolve": ["Resolver", "chosen", "evaluated"],
+    ".numbers": ["RowValues", "with_operands"],
+    ".resolve": ["Resolver", "choices_at", "plan_at"],
 }
 __getattr__ = lazy(__name__, {name: module for module, names in _LAZY.items() for name in names})
 
@@ -46,7 +46,6 @@ __all__ = [
     "CompiledMethod",
     "Copy",
     "DeviceClass",
-    "Dispatch",
     "Family",
     "Host",
     "Input",
@@ -54,25 +53,26 @@ __all__ = [
     "Item",
     "Jump",
     "Kernel",
-    "Many",
     "Move",
     "Operand",
     "Plan",
+    "PlannedDispatch",
     "Port",
     "Precision",
     "Resolver",
+    "RowValues",
     "Run",
     "Target",
     "Var",
     "check_cache",
     "check_precision",
-    "chosen",
-    "evaluated",
+    "choices_at",
     "find_bundle",
     "from_device",
-    "needed",
     "plain",
+    "plan_at",
     "source",
     "to_device",
     "variables",
+    "with_operands",
 ]

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ..errors import InvalidProgram, LimitExceeded
-from ..format import Program
+from ..format import ProgramFile
 from ..format.pte import BoolList, FloatList, IntList, TensorList
 from .method import CompiledMethod
-from .plan import Binding, Choice, Copy, Dispatch, Patch
+from .plan import Binding, Choice, Copy, Patch, PlannedDispatch
 from .target import Target
 
 MAGIC = b"ptegpu\x00B"
@@ -24,7 +24,7 @@ VERSION, WEB_VERSION = 1, 2  # of the file, and of the folder
 HEAD = len(MAGIC) + 8 + 32
 ALIGN = 64
 MANIFEST = "bundle.json"
-ARRAYS = (Binding, Patch, Dispatch, Choice, Copy)  # frequent records, stored as lists of their fields
+ARRAYS = (Binding, Patch, PlannedDispatch, Choice, Copy)  # frequent records, stored as lists of their fields
 LISTS: dict[str, Any] = {"ints": IntList, "floats": FloatList, "bools": BoolList, "tensors": TensorList}
 TENSOR_FIELDS = ("dtype", "sizes", "dim_order", "dynamic", "bounded", "planned", "name")  # of the program's tensors
 
@@ -33,7 +33,7 @@ TENSOR_FIELDS = ("dtype", "sizes", "dim_order", "dynamic", "bounded", "planned",
 class Bundle:
     """The methods of a program for one or more targets. `file` has the program's signatures and metadata."""
 
-    file: Program
+    file: ProgramFile
     targets: tuple[Target, ...]
     methods: tuple[Mapping[str, CompiledMethod], ...]  # for each target
     # For the first target, (method, plan) → Planner, which traces a plan at more sizes; empty for a loaded bundle.

@@ -22,7 +22,7 @@ def to_device(array: np.ndarray, dtype: DType, what: str) -> np.ndarray:
     if device is dtype:
         return np.asarray(array, order="C")  # ascontiguousarray would give a scalar a dimension
     if dtype is DType.I64 and array.size:
-        low, high = span(array)
+        low, high = value_range(array)
         if low < _I32.min or high > _I32.max:
             worst = low if low < _I32.min else high
             text = f"the int64 value {worst} does not fit int32, which is what the GPU computes with"
@@ -35,7 +35,7 @@ def to_device(array: np.ndarray, dtype: DType, what: str) -> np.ndarray:
     return np.asarray(array, dtype=device.numpy, order="C")
 
 
-def span(array: np.ndarray) -> tuple[int, int]:
+def value_range(array: np.ndarray) -> tuple[int, int]:
     """Return the smallest and the largest of an array of ints."""
     if array.size == 1:
         only = array.item()
@@ -43,7 +43,7 @@ def span(array: np.ndarray) -> tuple[int, int]:
     return int(array.min()), int(array.max())
 
 
-def clipped(array: np.ndarray, dtype: DType) -> np.ndarray:
+def clip_indices(array: np.ndarray, dtype: DType) -> np.ndarray:
     """Return indices as `dtype.device`. Values beyond int32 become its limits, which are out of range as well."""
     values = np.clip(array, _I32.min, _I32.max) if dtype is DType.I64 else array
     return np.asarray(values, dtype.device.numpy, order="C")
@@ -58,6 +58,6 @@ def from_device(array: np.ndarray, dtype: DType) -> np.ndarray:
     return array.astype(dtype.numpy, copy=False)
 
 
-def seen(value: Any, v: Var) -> Any:
+def as_kernels_read(value: Any, v: Var) -> Any:
     """Return a slot's value as kernels see it: bfloat16, which NumPy lacks, as float32."""
     return to_device(value, DType.BF16, v.name) if v.dtype is DType.BF16 else value

@@ -42,7 +42,7 @@ SCALAR: dict[str, Callable[[Any, Any], Any]] = {
 _NAMES = {"floordiv": _floordiv, "mod": _mod, "div": _div, "ceil": math.ceil, "floor": math.floor}
 
 
-def needed(rows: Sequence[Row], targets: Iterable[int]) -> list[int]:
+def with_operands(rows: Sequence[Row], targets: Iterable[int]) -> list[int]:
     """Return these rows and all rows they are computed from, in order."""
     visited: set[int] = set()
     queue = list(targets)
@@ -59,10 +59,10 @@ def needed(rows: Sequence[Row], targets: Iterable[int]) -> list[int]:
     return sorted(visited)
 
 
-def program(rows: Sequence[Row], targets: Sequence[int]) -> Program:
+def compile_rows(rows: Sequence[Row], targets: Sequence[int]) -> Program:
     """Return a function from (shapes, item) to the values of the target rows."""
     lines = []
-    for k in needed(rows, targets):
+    for k in with_operands(rows, targets):
         op, a, b = rows[k]
         if op == "const":
             text = repr(a)
@@ -109,7 +109,7 @@ _ARRAYS: dict[str, Callable[[Any, Any], Any]] = {
 }  # fmt: skip
 
 
-class Many:
+class RowValues:
     """The cached values of rows, from those in `sources`: arrays for many points, or numbers with `SCALAR` operators.
 
     `item` reads elements of inputs. Without it, a row that depends on an element raises KeyError.
@@ -127,7 +127,7 @@ class Many:
 
     def __getitem__(self, row: int) -> Any:
         if row not in self._values:
-            for k in needed(self._rows, [row]):
+            for k in with_operands(self._rows, [row]):
                 if k not in self._values:
                     op, a, b = self._rows[k]
                     if op == "const":

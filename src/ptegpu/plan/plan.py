@@ -94,7 +94,7 @@ class Patch:
 
 
 @dataclass(frozen=True, slots=True)
-class Dispatch:
+class PlannedDispatch:
     kernel: int  # index into Plan.kernels
     bindings: tuple[Binding, ...]
     grid: tuple[Number, Number]  # workgroups in x and y, within the adapter's limit; nothing runs if one is 0
@@ -183,7 +183,7 @@ class Choice:
     """Dispatches to run if all guards hold (rows that are not 0); or the reason for a refusal."""
 
     guards: tuple[int, ...]
-    dispatches: tuple[Dispatch, ...]
+    dispatches: tuple[PlannedDispatch, ...]
     refusal: str = ""
 
 
@@ -217,7 +217,7 @@ class Plan:
         return sum(b.nbytes for b in self.buffers)
 
     @property
-    def dispatches(self) -> tuple[Dispatch, ...]:
+    def dispatches(self) -> tuple[PlannedDispatch, ...]:
         """Return the dispatches of a plan that is the same for every size."""
         (family,) = self.families
         return tuple(d for (choice,) in family.steps for d in choice.dispatches)
@@ -233,7 +233,7 @@ def fixed(
     name: str,
     buffers: Sequence[Buffer],
     kernels: Sequence[Kernel],
-    dispatches: Sequence[Dispatch],
+    dispatches: Sequence[PlannedDispatch],
     copies: Sequence[Copy] = (),
     inputs: Sequence[Port] = (),
     outputs: Sequence[Port] = (),

@@ -15,9 +15,9 @@ import numpy as np
 from ..dtypes import DType
 from ..errors import InvalidProgram
 from ..files import read
-from ..format import Method as FileMethod
-from ..format import Program as File
-from ..format.pte import Tensor as FileTensor
+from ..format import FileMethod as FileMethod
+from ..format import ProgramFile as File
+from ..format.pte import FileTensor as FileTensor
 from ..format.source import open_source
 from ..limits import copying, has_read
 from . import bundle as layout
@@ -58,7 +58,7 @@ def load(source: Any) -> Bundle:
 
 
 def _load_web(folder: Path) -> Bundle:
-    from .web import needed
+    from .web import memory_needs
 
     document = _parse(read(folder / layout.MANIFEST, InvalidProgram), layout.WEB_VERSION)
     shards: dict[str, bytes] = {}
@@ -76,7 +76,7 @@ def _load_web(folder: Path) -> Bundle:
                 kernel.values.pop(name, None)
         kernels = variant.field("kernels", tuple[Kernel, ...])
         methods = reader.variant(variant, head.field("target", Target), kernels)
-        if head.values.get("bytes") != needed(methods.values()):
+        if head.values.get("bytes") != memory_needs(methods.values()):
             damaged(f"{head.where} lists other memory needs than its plans have")
     return reader.bundle(str(folder))
 

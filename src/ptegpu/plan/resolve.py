@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from .numbers import Chooser, Item, Program, Shapes, chooser, needed, program
-from .plan import Choice, Dispatch, Expr, Family, Number, Patch, Plan, Port
+from .numbers import Chooser, Item, Program, Shapes, chooser, compile_rows, with_operands
+from .plan import Choice, Expr, Family, Number, Patch, Plan, PlannedDispatch, Port
 
 
 def _rows(numbers: Sequence[Any]) -> list[int]:
@@ -17,7 +17,7 @@ def _rows(numbers: Sequence[Any]) -> list[int]:
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class At:
+class PlanPoint:
     """The family and the choices that run at one set of sizes, with the values of the rows they use."""
 
     family: int
@@ -74,47 +74,47 @@ class Resolver:
                 places.append(switches.setdefault(switch, len(switches)))
             self._switches.append(chooser(list(switches)))
             self._switch_of.append(places)
-        sources = [k for k in needed(plan.rows, self.rows) if plan.rows[k][0] in ("size", "int", "item")]
-        self._evaluate: Program = program(plan.rows, self.rows)
-        self._evaluate_words: Program = program(plan.rows, self.words)
-        self.key: Program = program(plan.rows, sources)
+        sources = [k for k in with_operands(plan.rows, self.rows) if plan.rows[k][0] in ("size", "int", "item")]
+        self._evaluate: Program = compile_rows(plan.rows, self.rows)
+        self._evaluate_words: Program = compile_rows(plan.rows, self.words)
+        self.key: Program = compile_rows(plan.rows, sources)
 
-    def at(self, shapes: Shapes, item: Item) -> At | None:
+    def at(self, shapes: Shapes, item: Item) -> PlanPoint | None:
         """Return what runs for inputs of these shapes or values; None if no family or no choice holds."""
         numbers = self._evaluate(shapes, item)
         (number,) = self._family(numbers)
         if number < 0:
             return None
         if self.plan.families[number].refusal:
-            return At(number, (), (), numbers, self.order)
+            return PlanPoint(number, (), (), numbers, self.order)
         switches = self._switches[number](numbers)
-        return None if -1 in switches else At(number, switches, self._switch_of[number], numbers, self.order)
+        return None if -1 in switches else PlanPoint(number, switches, self._switch_of[number], numbers, self.order)
 
     def words_at(self, shapes: Shapes, item: Item) -> dict[int, Any]:
         """Return the rows for the words of symbolic ints, and for bounds and outputs that are ints."""
         return dict(zip(self.words, self._evaluate_words(shapes, item), strict=True))
 
 
-def chosen(plan: Plan, at: At) -> list[Choice]:
+def choices_at(plan: Plan, at: PlanPoint) -> list[Choice]:
     """Return the choice of each step."""
     family = plan.families[at.family]
     return [choices[k] for choices, k in zip(family.steps, at.choices, strict=True)]
 
 
-def evaluated(plan: Plan, shapes: Shapes, item: Item, resolver: Resolver | None = None) -> Plan:
+def plan_at(plan: Plan, shapes: Shapes, item: Item, resolver: Resolver | None = None) -> Plan:
     """Return the plan for these sizes only, with plain numbers, for tests, profiles and analysis."""
     at = (resolver or Resolver(plan)).at(shapes, item)
     if at is None:
         raise LookupError(f"plan {plan.name} does not hold for {list(shapes)}")
     family = plan.families[at.family]
     rows = set(_rows([*family.words, *(o for o in family.outputs if not isinstance(o, Port))]))
-    for choice in chosen(plan, at):
+    for choice in choices_at(plan, at):
         for d in choice.dispatches:
             rows.update(_rows([d.read_bytes, d.write_bytes, d.flops]))
     for b in family.bounds:
         rows.update(_rows([b.low, b.end, *([b.source] if b.kind == "int" else [])]))
     ordered = sorted(rows)
-    values = at.values | dict(zip(ordered, program(plan.rows, ordered)(shapes, item), strict=True))
+    values = at.values | dict(zip(ordered, compile_rows(plan.rows, ordered)(shapes, item), strict=True))
 
     def plain(n: Number) -> int:
         return int(values[n.row]) if isinstance(n, Expr) else n
@@ -122,7 +122,7 @@ def evaluated(plan: Plan, shapes: Shapes, item: Item, resolver: Resolver | None 
     images = [np.frombuffer(image, np.uint32).copy() for image in plan.params]
     params = [k for k, b in enumerate(plan.buffers) if b.role == "params"]
     steps = []
-    for choice in chosen(plan, at):
+    for choice in choices_at(plan, at):
         dispatches = []
         for d in choice.dispatches:
             for binding in d.bindings:
@@ -130,7 +130,7 @@ def evaluated(plan: Plan, shapes: Shapes, item: Item, resolver: Resolver | None 
                     _patch(images[params.index(binding.buffer)], d.patches, values)
             figures = plain(d.read_bytes), plain(d.write_bytes), plain(d.flops)
             grid = (plain(d.grid[0]), plain(d.grid[1]))
-            dispatches.append(Dispatch(d.kernel, d.bindings, grid, d.label, *figures, once=d.once))
+            dispatches.append(PlannedDispatch(d.kernel, d.bindings, grid, d.label, *figures, once=d.once))
         steps.append((Choice((), tuple(dispatches)),))
     outputs = tuple(
         replace(o, shape=tuple(map(plain, o.shape))) if isinstance(o, Port) else plain(o) for o in family.outputs

@@ -23,8 +23,8 @@ import numpy as np
 
 from ..dtypes import DType
 from ..files import write
-from ..format import Method as FileMethod
-from ..format.pte import Tensor as FileTensor
+from ..format import FileMethod as FileMethod
+from ..format.pte import FileTensor as FileTensor
 from .bundle import ALIGN, ARRAYS, FORMAT, LISTS, MAGIC, MANIFEST, TENSOR_FIELDS, VERSION, WEB_VERSION, Bundle
 from .method import Call, CompiledMethod, Item, Jump, Move, Run, Var
 from .plan import Buffer, Expr, Kernel, Moved, Plan

@@ -13,7 +13,7 @@ from typing import Any
 from ..dtypes import ON_GPU
 from ..sizes import Range, result_range
 from .bundle import damaged
-from .plan import ALIGN, OFFSET_ALIGN, OPERATORS, Bound, Dispatch, Expr, Family, Plan, Port
+from .plan import ALIGN, OFFSET_ALIGN, OPERATORS, Bound, Expr, Family, Plan, PlannedDispatch, Port
 
 MAX_ROW = 1e60  # of a row's value: no honest plan has larger numbers
 EXACT = 2**53  # of a constant: exact in every runner
@@ -194,7 +194,7 @@ class _Verifier:
         for b in family.bounds:
             self.bound(b, where)
 
-    def dispatch(self, d: Dispatch, where: str) -> None:
+    def dispatch(self, d: PlannedDispatch, where: str) -> None:
         plan = self.plan
         self.index(d.kernel, plan.kernels, f"the kernel of {where}")
         access = plan.kernels[d.kernel].access
@@ -246,7 +246,7 @@ class _Verifier:
                 self.number(n, what)
 
 
-def _all(family: Family) -> list[Dispatch]:
+def _all(family: Family) -> list[PlannedDispatch]:
     return [d for choices in family.steps for choice in choices for d in choice.dispatches]
 
 

@@ -21,7 +21,7 @@ def variant_needs(target: Target, methods: Iterable[CompiledMethod]) -> dict[str
     """Return the requirements for an adapter; raise InvalidInput if no browser can meet them."""
     if target.matrices:
         raise InvalidInput(f"{target.name} multiplies matrices with subgroups, which no browser supports: leave it out")
-    size = needed(methods)
+    size = memory_needs(methods)
     limits = {
         "maxComputeInvocationsPerWorkgroup": target.max_invocations,
         "maxComputeWorkgroupSizeX": target.max_invocations,
@@ -43,7 +43,7 @@ def variant_needs(target: Target, methods: Iterable[CompiledMethod]) -> dict[str
     }
 
 
-def needed(methods: Iterable[CompiledMethod]) -> dict[str, int]:
+def memory_needs(methods: Iterable[CompiledMethod]) -> dict[str, int]:
     """Return the GPU bytes of all buffers (each constant once), of the largest buffer and of the largest binding."""
     plans = [p for method in methods for p in method.plans]
     once = {b.name: b.nbytes for p in plans for b in p.buffers if b.role == "constant"}

@@ -9,20 +9,20 @@ from ..lazy import lazy
 
 if TYPE_CHECKING:
     from .program import LoadOptions, Program, open_program
-    from .signature import Signature, Spec
-    from .steps import Kind, kind_of
+    from .signature import MethodSignature, Spec
+    from .steps import ItemKind, kind_of
 
 __getattr__ = lazy(
     __name__,
     {
         "LoadOptions": ".program",
         "Program": ".program",
-        "Signature": ".signature",
+        "MethodSignature": ".signature",
         "Spec": ".signature",
-        "Kind": ".steps",
+        "ItemKind": ".steps",
         "kind_of": ".steps",
         "open_program": ".program",
     },
 )
 
-__all__ = ["Kind", "LoadOptions", "Program", "Signature", "Spec", "kind_of", "open_program"]
+__all__ = ["ItemKind", "LoadOptions", "MethodSignature", "Program", "Spec", "kind_of", "open_program"]

@@ -18,7 +18,7 @@ from .steps import kind_of, name_of
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class CallStep:
     """A step of a call, or the sum of several. Times are in seconds."""
 
     kind: str  # "arguments", a kind of item, "results"
@@ -58,7 +58,7 @@ class CallRecorder:
 
     def __init__(self, device: Device, plans: dict[int, str]) -> None:
         self.device, self.plans = device, plans  # names of plans by the ids of their items
-        self.steps: list[Step] = []
+        self.steps: list[CallStep] = []
         self._first = self._last = time.perf_counter()
         self._waited = 0.0
         self._before = device.traffic.snapshot()
@@ -77,11 +77,11 @@ class CallRecorder:
         if item is not None:
             kind, name = kind_of(item), self.plans.get(id(item)) or name_of(item)
         traffic = self.device.traffic.since(self._before)
-        self.steps.append(Step(kind, name, 1, self._last - self._first, now - self._last, self._waited, traffic))
+        self.steps.append(CallStep(kind, name, 1, self._last - self._first, now - self._last, self._waited, traffic))
         self._waited, self._before, self._last = 0.0, self.device.traffic.snapshot(), time.perf_counter()
 
 
-def steps_of(method: MethodRunner, device: Device, call: Callable[[], object], repeats: int) -> list[Step]:
+def steps_of(method: MethodRunner, device: Device, call: Callable[[], object], repeats: int) -> list[CallStep]:
     """Time the steps of `call`, which runs the method once; times are medians over `repeats` calls."""
     nodes = {
         id(method.items[k]): max((len(f.steps) for f in r.plan.families), default=0) for k, r in method.runners.items()
@@ -98,14 +98,14 @@ def steps_of(method: MethodRunner, device: Device, call: Callable[[], object], r
     totals = [sum(step.seconds for step in steps) for steps in calls]
     typical = calls[totals.index(median_low(totals))]
     alike = [steps for steps in calls if [s.name for s in steps] == [s.name for s in typical]]
-    medians: list[Step] = []
+    medians: list[CallStep] = []
     for typical_step, *same in zip(typical, *alike, strict=True):
         end = medians[-1].begin + medians[-1].seconds if medians else 0.0
         medians.append(_median(same, max(typical_step.begin, end)))
     return medians
 
 
-def _median(same: Sequence[Step], begin: float) -> Step:
+def _median(same: Sequence[CallStep], begin: float) -> CallStep:
     traffic = replace(
         same[0].traffic,
         upload_seconds=median(s.traffic.upload_seconds for s in same),
@@ -115,10 +115,10 @@ def _median(same: Sequence[Step], begin: float) -> Step:
     return replace(same[0], begin=begin, seconds=seconds, waited=waited, traffic=traffic)
 
 
-def together(steps: Sequence[Step], name: str = "") -> Step:
+def summed(steps: Sequence[CallStep], name: str = "") -> CallStep:
     """Return the sum of several steps."""
     fields = Traffic.__slots__
-    return Step(
+    return CallStep(
         steps[0].kind if steps else "",
         name or steps[0].name,
         sum(s.count for s in steps),
@@ -129,9 +129,9 @@ def together(steps: Sequence[Step], name: str = "") -> Step:
     )
 
 
-def by_name(steps: Sequence[Step]) -> list[Step]:
+def by_name(steps: Sequence[CallStep]) -> list[CallStep]:
     """Sum the steps of each name, in the order in which they first ran."""
-    groups: dict[tuple[str, str], list[Step]] = {}
+    groups: dict[tuple[str, str], list[CallStep]] = {}
     for step in steps:
         groups.setdefault((step.kind, step.name), []).append(step)
-    return [together(group) for group in groups.values()]
+    return [summed(group) for group in groups.values()]

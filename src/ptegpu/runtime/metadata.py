@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from ..dtypes import DType
 from ..errors import IndexOutOfRange
-from ..format import Method as FileMethod
-from ..format import Tensor, Value
+from ..format import FileMethod as FileMethod
+from ..format import FileTensor, Value
 from ..format.container import SCALAR_TYPES
 
 _CODES = {dtype: code for code, dtype in SCALAR_TYPES.items()}
@@ -30,7 +30,7 @@ _TAGS = {type(None): "None", bool: "Bool", int: "Int", float: "Double", str: "St
 class TensorInfo:
     """The dtype and sizes of a tensor; `sizes` are upper bounds where shapes are dynamic."""
 
-    def __init__(self, tensor: Tensor) -> None:
+    def __init__(self, tensor: FileTensor) -> None:
         self._tensor = tensor
 
     def sizes(self) -> tuple[int, ...]:
@@ -59,7 +59,7 @@ class MethodMeta:
         self._name = method.name
         self._inputs: list[Value] = [method.values[k] for k in method.inputs]
         self._outputs: list[Value] = [method.values[k] for k in method.outputs]
-        self._attributes: list[Value] = [v for v in method.values if isinstance(v, Tensor) and v.name is not None]
+        self._attributes: list[Value] = [v for v in method.values if isinstance(v, FileTensor) and v.name is not None]
 
     def name(self) -> str:
         return self._name
@@ -87,7 +87,7 @@ class MethodMeta:
         if not 0 <= index < len(values):
             raise IndexOutOfRange(f"{self._name} has no {kind} {index}: there are {len(values)}, counted from 0")
         value = values[index]
-        if not isinstance(value, Tensor):
+        if not isinstance(value, FileTensor):
             raise IndexOutOfRange(f"{kind} {index} of {self._name} is not a tensor, but {value!r}")
         return TensorInfo(value)
 
@@ -100,4 +100,4 @@ class MethodMeta:
 
 
 def _shown(value: Value) -> str:
-    return repr(TensorInfo(value)) if isinstance(value, Tensor) else _TAGS.get(type(value), type(value).__name__)
+    return repr(TensorInfo(value)) if isinstance(value, FileTensor) else _TAGS.get(type(value), type(value).__name__)

@@ -12,11 +12,11 @@ import numpy as np
 
 from ..errors import ExecutionError, InvalidInput, OutOfMemory
 from ..limits import Budget, exceeded, tick
-from ..plan.device_arrays import clipped, from_device, seen, to_device
+from ..plan.device_arrays import as_kernels_read, clip_indices, from_device, to_device
 from ..plan.method import Call, CompiledMethod, Host, Item, Jump, Move, Operand, Run, Var
 from ..progress import Progress, silent
 from .arrays import ArrayKind, as_array, assign, check_writable, fits, is_device_tensor
-from .signature import Signature
+from .signature import MethodSignature
 
 if TYPE_CHECKING:
     from ..gpu import Device, DeviceTensor, Pending, SharedConstants
@@ -34,7 +34,7 @@ class MethodRunner:
     def __init__(self, compiled: CompiledMethod, budget: Budget | None = None) -> None:
         self.name, self.compiled, self.items = compiled.name, compiled, compiled.items
         self.budget = budget or Budget()
-        self.signature = Signature(compiled)
+        self.signature = MethodSignature(compiled)
         labels = [f"{spec.name} of {self.name}" for spec in self.signature.inputs]  # for messages
         self._declared = [(o, *_plain_array(o), label) for o, label in zip(compiled.inputs, labels, strict=True)]
         self.env: dict[Var, Any] = {}
@@ -227,7 +227,7 @@ class MethodRunner:
     def _narrowed(self, value: np.ndarray, var: Var, only_index: bool) -> np.ndarray:
         assert var.dtype is not None
         if var.kind == "temp" and only_index:
-            return clipped(value, var.dtype)
+            return clip_indices(value, var.dtype)
         try:
             return to_device(value, var.dtype, var.name)
         except InvalidInput as e:
@@ -301,7 +301,7 @@ class MethodRunner:
         if isinstance(operand, tuple):
             return [self._value(env, o) for o in operand]
         value = self._stored(env, operand)
-        return seen(value, operand) if isinstance(operand, Var) else value
+        return as_kernels_read(value, operand) if isinstance(operand, Var) else value
 
     def _stored(self, env: dict[Var, Any], operand: Operand) -> Any:
         """Return a value in the form of slots: bfloat16 as its bits."""

@@ -13,9 +13,9 @@ from ..errors import InvalidInput
 from ..gpu import AdapterInfo, Device, measure
 from ..gpu.measurement import warm
 from ..gpu.timing import KernelTime, TimedRun, Timer, busy, kernel_times, launches
-from ..plan.plan import Dispatch, plain
+from ..plan.plan import PlannedDispatch, plain
 from ..plan.target import DeviceClass
-from .call_timeline import Step, by_name, steps_of, together
+from .call_timeline import CallStep, by_name, steps_of, summed
 from .method import MethodRunner
 
 By = Literal["kernel", "operator", "dispatch"]
@@ -24,7 +24,7 @@ _PLACE = re.compile(r" #\d+(?: of delegate \d+)?")  # in a label: the number of 
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ProfileRow:
     """The sum of several dispatches."""
 
     name: str
@@ -54,7 +54,7 @@ class Profile:
     pass_seconds: float  # on the GPU, of the single pass per plan that ordinary calls record
     wall_seconds: float  # of an ordinary call, from its arguments to its results
     ceilings: DeviceClass  # of the adapter, measured
-    steps: tuple[Step, ...] = ()  # of a call, in order; the host waits for each plan
+    steps: tuple[CallStep, ...] = ()  # of a call, in order; the host waits for each plan
 
     @property
     def kernel_seconds(self) -> float:
@@ -76,7 +76,7 @@ class Profile:
         """Add up all steps."""
         return sum(step.seconds for step in self.steps)
 
-    def rows(self, by: By = "kernel") -> list[Row]:
+    def rows(self, by: By = "kernel") -> list[ProfileRow]:
         """Add up dispatches by kernel or operator, the longest first; by dispatch, list them in their order."""
         if by == "dispatch":
             return [_row(k.dispatch.label, [k], k.kernel) for k in self.kernels]
@@ -89,7 +89,7 @@ class Profile:
         """Return totals, ceilings, rows and steps as plain data."""
         total = self.kernel_seconds
         peak = self.ceilings
-        all_steps = together(self.steps, "sum")
+        all_steps = summed(self.steps, "sum")
         return {
             "method": self.method,
             "repeats": self.repeats,
@@ -173,7 +173,7 @@ def _event(thread: int, category: str, name: str, begin: float, seconds: float) 
     return {"ph": "X", "pid": 1, "tid": thread, "name": name, "cat": category, **span}
 
 
-def operator_of(dispatch: Dispatch) -> str:
+def operator_of(dispatch: PlannedDispatch) -> str:
     """Return the operator of a dispatch: its label without the node's number."""
     return _PLACE.sub("", dispatch.label)
 
@@ -216,8 +216,8 @@ def _timed_runs(timer: Timer, call: Callable[[], object]) -> list[TimedRun]:
     return timer.runs
 
 
-def _row(name: str, kernels: Sequence[KernelTime], kernel: str = "") -> Row:
-    return Row(
+def _row(name: str, kernels: Sequence[KernelTime], kernel: str = "") -> ProfileRow:
+    return ProfileRow(
         name,
         kernel,
         len(kernels),

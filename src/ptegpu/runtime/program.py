@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from ..errors import Closed, InvalidInput
-from ..format import Program as File
+from ..format import ProgramFile as File
 from ..limits import Budget, Limits
 from ..plan import Bundle, find_bundle
 from ..plan.method import CompiledMethod

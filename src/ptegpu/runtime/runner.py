@@ -18,8 +18,8 @@ from ..gpu import Device, DeviceTensor, Pending, Session, SharedConstants, Unpla
 from ..gpu.checks import Argument, Points, sizes_of
 from ..gpu.loaded import RecordedSteps, ResolvedRun
 from ..limits import hold
-from ..plan.device_arrays import span
-from ..plan.numbers import program
+from ..plan.device_arrays import value_range
+from ..plan.numbers import compile_rows
 from ..plan.plan import VALUES, Bound, Expr, Number, Plan, plain
 from ..progress import Progress, silent
 
@@ -113,7 +113,7 @@ class PlanRunner:
                 return ints[n.row]  # type: ignore[no-any-return]
             if n.row in recorded.at.order:
                 return recorded.at.number(n)  # type: ignore[no-any-return]
-            return program(self.plan.rows, [n.row])(shapes, item)[0]  # type: ignore[no-any-return]
+            return compile_rows(self.plan.rows, [n.row])(shapes, item)[0]  # type: ignore[no-any-return]
 
         if self._bounds is None or self._bounds[0] is not recorded:
             self._bounds = recorded, IndexBounds(self.plan, self._distinct[recorded.at.family], value)
@@ -152,7 +152,7 @@ class IndexBounds:
         for position, bounds in self.inputs.items():
             array = inputs[position]
             if isinstance(array, np.ndarray) and array.size:
-                least, most = span(array)
+                least, most = value_range(array)
                 for low, end, bound in bounds:
                     if not (least >= low and most < end):
                         _raise_outside(bound, array, low, end, value)

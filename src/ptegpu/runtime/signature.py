@@ -10,8 +10,8 @@ from operator import itemgetter
 from typing import Any, Literal, TypeAlias
 
 from ..errors import InvalidInput
-from ..format import Method as FileMethod
-from ..format import Tensor, Value
+from ..format import FileMethod as FileMethod
+from ..format import FileTensor, Value
 from ..plan.method import CompiledMethod, Operand, Var
 from ..printing import shown
 
@@ -35,7 +35,7 @@ class Spec:
     @staticmethod
     def of(name: str, value: Operand | Value) -> Spec:
         """Return the Spec of a value from the file or from a loaded method."""
-        if isinstance(value, Tensor):
+        if isinstance(value, FileTensor):
             return Spec(name, value.dtype.value, value.sizes if value.bounded else None, value.dynamic)
         if isinstance(value, Var):
             return Spec(name, value.dtype.value, value.sizes, value.dynamic) if value.dtype else Spec(name, "int")
@@ -59,7 +59,7 @@ class Spec:
         return shown(f"<{self.name}: {self}>")
 
 
-class Signature:
+class MethodSignature:
     """The inputs and outputs of a method from the file or of a loaded method."""
 
     def __init__(self, method: FileMethod | CompiledMethod) -> None:
@@ -111,7 +111,7 @@ class Signature:
                 tree.flatten(by_name[name], ((name, self.method),), leaves)
                 continue
             declared = self._inputs[len(leaves) : len(leaves) + tree.leaves]
-            if name not in self._named or any(isinstance(value, Var | Tensor) for value in declared):
+            if name not in self._named or any(isinstance(value, Var | FileTensor) for value in declared):
                 raise self._wrong_count(len(slots), len(by_name), missing=name)
             leaves += declared
         return leaves
@@ -127,7 +127,7 @@ class Signature:
         """Return the positions of the inputs that the module writes: its first outputs, in this order."""
         mutated = outputs[: self._mutated(len(outputs))]
         positions = [next((k for k, i in enumerate(inputs) if i is o), None) for o in mutated]
-        written = [k for k in positions if k is not None and isinstance(inputs[k], Var | Tensor)]
+        written = [k for k in positions if k is not None and isinstance(inputs[k], Var | FileTensor)]
         return tuple(written) if len(written) == len(mutated) else ()
 
     def _mutated(self, count: int) -> int:

@@ -6,10 +6,10 @@ from typing import Literal
 
 from ..plan.method import Call, Item, Jump, Run
 
-Kind = Literal["plan", "NumPy call", "scalar call", "jump", "move"]
+ItemKind = Literal["plan", "NumPy call", "scalar call", "jump", "move"]
 
 
-def kind_of(item: Item) -> Kind:
+def kind_of(item: Item) -> ItemKind:
     """Return the kind of an item: a plan on the GPU, or a NumPy kernel, scalar arithmetic, jump or move on the host."""
     if isinstance(item, Run):
         return "plan"

@@ -9,18 +9,18 @@ from __future__ import annotations
 
 from .app import Serving
 from .engine import Embeds, Engine, Event, Finished, Piece, Served, Stats, Writes
-from .keys import Keys, read_keys
-from .limits import Limits
+from .keys import ApiKeys, read_keys
+from .limits import ServeLimits
 from .run import bind, serve, url_of
 
 __all__ = [
+    "ApiKeys",
     "Embeds",
     "Engine",
     "Event",
     "Finished",
-    "Keys",
-    "Limits",
     "Piece",
+    "ServeLimits",
     "Served",
     "Serving",
     "Stats",

@@ -23,8 +23,8 @@ from ..models.text.prompts import PromptTooLong
 from ..printing import shown
 from .engine import Embeds, Engine, Event, Finished, Writes
 from .errors import ApiError, invalid
-from .keys import Keys
-from .limits import Limits, Slots, read_json
+from .keys import ApiKeys
+from .limits import ServeLimits, Slots, read_json
 from .metrics import Metrics
 from .openai import (
     REASONS,
@@ -53,11 +53,11 @@ class Serving:
     def __init__(
         self,
         engines: Mapping[str, Engine],
-        keys: Keys | None = None,
-        limits: Limits | None = None,
+        keys: ApiKeys | None = None,
+        limits: ServeLimits | None = None,
         examples: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
-        self.engines, self.keys, self.limits = engines, keys or Keys(), limits or Limits()
+        self.engines, self.keys, self.limits = engines, keys or ApiKeys(), limits or ServeLimits()
         self.metrics = Metrics()
         self.slots = {name: Slots(e.model.sequences, self.limits.queue) for name, e in engines.items()}
         self.draining = False

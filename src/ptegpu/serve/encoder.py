@@ -11,10 +11,10 @@ from typing import Any, NoReturn
 import numpy as np
 
 from ..errors import DeviceLost, UnsupportedProgram
-from ..format import Program
-from ..models.door import Source
+from ..format import ProgramFile
+from ..models.door import ProgramSource
 from ..models.tokenizer import find_tokenizer
-from ..runtime import LoadOptions, Signature, open_program
+from ..runtime import LoadOptions, MethodSignature, open_program
 from .engine import Served, Stats
 
 FORWARD = "forward"
@@ -27,7 +27,7 @@ class EmbeddingEngine:
     """
 
     def __init__(
-        self, source: Source, name: str, options: LoadOptions, tokenizer: str | os.PathLike[str] | None = None
+        self, source: ProgramSource, name: str, options: LoadOptions, tokenizer: str | os.PathLike[str] | None = None
     ) -> None:
         self._batch, context = _read_inputs(source.file)
         self._tokenizer = find_tokenizer(source.path, tokenizer)
@@ -99,13 +99,13 @@ class EmbeddingEngine:
             self._program.close()
 
 
-def _read_inputs(program: Program) -> tuple[int, int]:
+def _read_inputs(program: ProgramFile) -> tuple[int, int]:
     """Return the most texts and tokens of one call; raise UnsupportedProgram if the program is not an encoder."""
 
     def refuse(reason: str) -> NoReturn:
         raise UnsupportedProgram(f"this is not an encoder: {reason}")
 
-    signature = next((Signature(m) for m in program.methods if m.name == FORWARD), None)
+    signature = next((MethodSignature(m) for m in program.methods if m.name == FORWARD), None)
     if signature is None:
         refuse(f"it has no method {FORWARD!r}")
     inputs, output = signature.inputs, signature.outputs[-1] if signature.outputs else None

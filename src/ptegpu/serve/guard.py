@@ -12,7 +12,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ..site.hosts import Hosts
 from .errors import ApiError
-from .limits import Limits
+from .limits import ServeLimits
 
 App = Callable[[Any, Any, Any], Awaitable[None]]
 PART = 4096  # bytes parsed at once; then the head's size is checked, and other connections have their turn
@@ -21,7 +21,7 @@ PART = 4096  # bytes parsed at once; then the head's size is checked, and other 
 class RequestGuard:
     """An ASGI app that protects another one from too many headers and from foreign host names."""
 
-    def __init__(self, app: App, hosts: Hosts, limits: Limits) -> None:
+    def __init__(self, app: App, hosts: Hosts, limits: ServeLimits) -> None:
         self._app, self._hosts, self._limits = app, hosts, limits
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -44,7 +44,7 @@ class RequestGuard:
         return None
 
 
-def protocol(limits: Limits) -> type[asyncio.Protocol]:
+def protocol(limits: ServeLimits) -> type[asyncio.Protocol]:
     """Return uvicorn's protocol for one connection, within these limits.
 
     Its parser, h11, refuses heads above `h11_max_incomplete_event_size`, but uvicorn lets a request take any time to

@@ -15,7 +15,7 @@ VARIABLE = "PTEGPU_API_KEYS"
 SHORTEST = 16  # characters
 
 
-class Keys:
+class ApiKeys:
     """The accepted keys. Without any, every request is accepted."""
 
     def __init__(self, keys: Iterable[str] = ()) -> None:
@@ -34,7 +34,7 @@ class Keys:
         return digest.hex()[:16] if scheme.lower() == "bearer" and any(matches) else None
 
 
-def read_keys(path: Path | None = None) -> Keys:
+def read_keys(path: Path | None = None) -> ApiKeys:
     """Read the keys of a file, one on each line, and of the environment, separated by spaces or commas."""
     lines = read_text(path, InvalidInput).splitlines() if path else []
     file_keys = [text for line in lines if (text := line.strip()) and not text.startswith("#")]
@@ -45,7 +45,7 @@ def read_keys(path: Path | None = None) -> Keys:
         if any(len(key) < SHORTEST or not key.isascii() or len(key.split()) > 1 for key in keys):
             expected = f"{SHORTEST} or more ASCII characters without a space"
             raise InvalidInput(f"a key in {source} is not {expected}: `openssl rand -hex 24` makes one")
-    return Keys([*file_keys, *environment_keys])
+    return ApiKeys([*file_keys, *environment_keys])
 
 
 def _hash(key: str) -> bytes:

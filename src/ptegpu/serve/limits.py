@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ServeLimits:
     """Upper bounds for a request; `queue` and `drain` are for all of them."""
 
     body: int = 1 << 20  # bytes

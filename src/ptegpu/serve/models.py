@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import UnsupportedProgram, quoted
-from ..models.door import Source
+from ..models.door import ProgramSource
 from ..models.kinds import KINDS, resolve
 from ..models.text.batch import BatchEngine
 from ..models.text.signature import read_signature
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from .engine import Engine
 
 
-class Room(NamedTuple):
+class EngineLimits(NamedTuple):
     """The limits of a language model that serves."""
 
     sequences: int = 64  # requests that run at once
@@ -35,7 +35,7 @@ def open_model(
     name: str,
     options: LoadOptions,
     tokenizer: Path | None = None,
-    room: Room = Room(),  # noqa: B008  (frozen)
+    room: EngineLimits = EngineLimits(),  # noqa: B008  (frozen)
     progress: Progress = silent,
     *,
     prepare: bool = False,
@@ -45,7 +45,7 @@ def open_model(
     With `prepare`, whatever a request may need is compiled first, so that no request waits for it.
     """
     options = replace(options, progress=progress)
-    source = Source.of(path, options)
+    source = ProgramSource.of(path, options)
     opener = KINDS[source.card.kind].endpoint
     if opener is None:
         raise UnsupportedProgram(f"{path} cannot be served: it is {KINDS[source.card.kind].noun}")
@@ -54,7 +54,7 @@ def open_model(
 
 
 def open_writer(
-    source: Source, name: str, options: LoadOptions, tokenizer: Any, room: Room, prepare: bool
+    source: ProgramSource, name: str, options: LoadOptions, tokenizer: Any, room: EngineLimits, prepare: bool
 ) -> BatchEngine:
     """Open a language model for many requests."""
     find_files(source.path, tokenizer)
@@ -72,7 +72,7 @@ def open_writer(
 
 
 def open_encoder(
-    source: Source, name: str, options: LoadOptions, tokenizer: Any, room: Room, prepare: bool
+    source: ProgramSource, name: str, options: LoadOptions, tokenizer: Any, room: EngineLimits, prepare: bool
 ) -> EmbeddingEngine:
     """Open a program that turns texts into vectors."""
     try:

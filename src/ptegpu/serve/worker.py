@@ -43,7 +43,7 @@ class ProgressReport(NamedTuple):
     total: int
 
 
-class MethodCall(NamedTuple):
+class EngineCall(NamedTuple):
     """A call of the engine's method `name`, answered by one `Reply`; "submit" is answered by one for each event.
 
     "cancel" ends the submission with its number, and has no answer.
@@ -61,7 +61,7 @@ class Reply(NamedTuple):
     value: Any
 
 
-SHUTDOWN = MethodCall(-1, "close")
+SHUTDOWN = EngineCall(-1, "close")
 
 
 class MessagePipe:
@@ -157,7 +157,7 @@ class _EngineLoop:
         if stats.error:
             self._error = DeviceLost(stats.error)
 
-    def _call(self, call: MethodCall) -> None:
+    def _call(self, call: EngineCall) -> None:
         try:
             self._pipe.send(Reply(call.number, getattr(self._engine, call.name)(*call.arguments)))
         except Exception as e:
@@ -165,7 +165,7 @@ class _EngineLoop:
             if isinstance(e, DeviceLost):
                 self._error = e
 
-    def _submit(self, call: MethodCall) -> None:
+    def _submit(self, call: EngineCall) -> None:
         def on_event(event: Any) -> None:
             self._pipe.send(Reply(call.number, sendable(event) if isinstance(event, Exception) else event))
 

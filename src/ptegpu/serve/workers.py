@@ -22,7 +22,7 @@ from ..printing import shown
 from ..progress import Progress, silent
 from .engine import Event, Finished, Served, Stats
 from .errors import ApiError
-from .worker import SHUTDOWN, Failed, Make, MessagePipe, MethodCall, ProgressReport, Ready, Reply, work
+from .worker import SHUTDOWN, EngineCall, Failed, Make, MessagePipe, ProgressReport, Ready, Reply, work
 
 if TYPE_CHECKING:
     import numpy as np
@@ -93,7 +93,7 @@ class Worker:
         finally:
             self._open.pop(number, None)
             if pipe := self._pipe:
-                pipe.send(MethodCall(number, "cancel"))
+                pipe.send(EngineCall(number, "cancel"))
 
     def close(self) -> None:
         """End the process: at once while it starts, else after closing its engine."""
@@ -115,7 +115,7 @@ class Worker:
         if pipe is None or self.ready is None:
             del self._open[number]
             raise lost()
-        pipe.send(MethodCall(number, name, arguments))
+        pipe.send(EngineCall(number, name, arguments))
         return number
 
     def _run(self) -> None:

@@ -13,9 +13,9 @@ import ptegpu
 from ..dtypes import DType
 from ..errors import PtegpuError
 from ..models.text.compiling import GENERATE
-from ..models.text.signature import Signature
-from ..plan import Bundle, CompiledMethod, DeviceClass, Run, Var, evaluated, from_device, plain, to_device
-from ..plan.web import needed
+from ..models.text.signature import TextSignature
+from ..plan import Bundle, CompiledMethod, DeviceClass, Run, Var, from_device, plain, plan_at, to_device
+from ..plan.web import memory_needs
 from ..sampling import SETTINGS
 
 Sizes = Mapping[str, Sequence[int]]  # planned sizes by name
@@ -38,7 +38,7 @@ class SiteCheck:
 
 
 def make_check(
-    bundle: Bundle, method: str, signature: Signature | None, sizes: Sizes, uniform: bool
+    bundle: Bundle, method: str, signature: TextSignature | None, sizes: Sizes, uniform: bool
 ) -> SiteCheck | str:
     """Return the reference of a method, or why it has no reference. `uniform` inputs are from 0 to 1, like pixels."""
     fixed = Bundle(bundle.file, bundle.targets, bundle.methods)  # plans no further sizes
@@ -64,7 +64,7 @@ def make_check(
         return (str(e).splitlines() or [type(e).__name__])[0]
 
 
-def _language(signature: Signature) -> Iterator[list[Any]]:
+def _language(signature: TextSignature) -> Iterator[list[Any]]:
     """Yield a few tokens to be scored: more than 8, since drivers compile kernels for 2 to 8 rows slowly."""
     count = min(TOKENS, signature.chunk, signature.context)
     tokens = (np.arange(count + 1) * 37 + 11) % signature.vocabulary
@@ -106,13 +106,13 @@ def _seconds(outer: CompiledMethod, inputs: Sequence[Any], device: DeviceClass) 
     """Estimate the seconds of a call, with the upload. Shapes known only during the call count as the largest."""
     pairs = zip(outer.inputs, inputs, strict=True)
     shapes_by_var = {v: x.shape if isinstance(x, np.ndarray) else x for v, x in pairs if isinstance(v, Var)}
-    total = needed([outer])["buffers"] / device.bandwidth
+    total = memory_needs([outer])["buffers"] / device.bandwidth
     for item in (i for i in outer.items if isinstance(i, Run)):
         plan = outer.plans[item.plan]
         shapes = [
             shapes_by_var.get(v, i.shape if i.dtype else 0) for v, i in zip(item.inputs, plan.inputs, strict=True)
         ]
-        for d in evaluated(plan, shapes, lambda _, __: 0).dispatches:
+        for d in plan_at(plan, shapes, lambda _, __: 0).dispatches:
             total += max(plain(d.flops) / device.flops, d.nbytes / device.bandwidth) + device.dispatch_seconds
     return total
 

@@ -15,12 +15,12 @@ from typing import Any, Literal
 from ..dtypes import DType
 from ..errors import InvalidInput, UnsupportedProgram
 from ..files import check_inside, read_object
-from ..format import Method, Tensor
+from ..format import FileMethod, FileTensor
 from ..models.card import Card
-from ..models.door import Source
+from ..models.door import ProgramSource
 from ..models.kinds import KINDS, TASK
 from ..models.text.compiling import GENERATE
-from ..models.text.signature import Signature, read_signature
+from ..models.text.signature import TextSignature, read_signature
 from ..models.tokenizer import CONFIG, FILE, TEMPLATE, find_files
 from ..plan import CompiledMethod
 
@@ -53,11 +53,11 @@ class Page:
     name: Name
     why: str
     card: Card
-    signature: Signature | None = None  # of a language model
+    signature: TextSignature | None = None  # of a language model
     picture: ImageInput | None = None  # of an image model
 
 
-def choose(source: Source, name: Name | None) -> Page:
+def choose(source: ProgramSource, name: Name | None) -> Page:
     """Return the page for a program, or the named one; raise UnsupportedProgram if it does not fit."""
     if name not in (None, *PAGES):
         raise InvalidInput(f"unknown page {name!r}: expected {', '.join(PAGES)}")
@@ -68,7 +68,7 @@ def choose(source: Source, name: Name | None) -> Page:
     raise UnsupportedProgram(f"the page {name} is not for this program: {page}")
 
 
-def _chat(source: Source) -> Page | str:
+def _chat(source: ProgramSource) -> Page | str:
     if source.bundle is not None and GENERATE not in source.bundle.methods[0]:
         return f"the bundle has no method {GENERATE!r}: make it with `ptegpu compile`"
     try:
@@ -77,7 +77,7 @@ def _chat(source: Source) -> Page | str:
         return str(e)
 
 
-def _task(source: Source) -> Page | str:
+def _task(source: ProgramSource) -> Page | str:
     card = source.card
     if card.kind != TASK:
         return f"it is {KINDS[card.kind].noun}; take another page, or a program that `ptegpu export hf` made"
@@ -88,7 +88,7 @@ def _task(source: Source) -> Page | str:
     return Page("task", f"it is for {card.task}", card)
 
 
-def _image(source: Source) -> Page | str:
+def _image(source: ProgramSource) -> Page | str:
     methods = source.file.methods
     method = next((m for m in methods if m.name == default_method([m.name for m in methods])), None)
     picture = find_image_input(method) if method else "it has no method"
@@ -99,11 +99,11 @@ def _image(source: Source) -> Page | str:
     return Page("image", why, source.card, picture=picture)
 
 
-def _any(source: Source) -> Page | str:
+def _any(source: ProgramSource) -> Page | str:
     return Page("any", "it is neither a language model nor an image classifier", source.card)
 
 
-FITS: dict[str, Callable[[Source], Page | str]] = {"chat": _chat, "image": _image, "task": _task, "any": _any}
+FITS: dict[str, Callable[[ProgramSource], Page | str]] = {"chat": _chat, "image": _image, "task": _task, "any": _any}
 
 
 def page_files(folder: Path, page: Name, chats: bool) -> list[str]:
@@ -126,12 +126,12 @@ def default_method(names: Sequence[str]) -> str:
     return "forward" if "forward" in names else names[0] if names else ""
 
 
-def find_image_input(method: Method) -> ImageInput | str:
+def find_image_input(method: FileMethod) -> ImageInput | str:
     """Return the input of a method that classifies images, or why the method is not one."""
     inputs, outputs = ([method.values[k] for k in ks] for ks in (method.inputs, method.outputs))
-    if len(inputs) != 1 or not isinstance(inputs[0], Tensor) or inputs[0].dtype is not DType.F32:
+    if len(inputs) != 1 or not isinstance(inputs[0], FileTensor) or inputs[0].dtype is not DType.F32:
         return f"{method.name} does not take exactly one float32 tensor"
-    if len(outputs) != 1 or not isinstance(outputs[0], Tensor) or not outputs[0].dtype.is_float:
+    if len(outputs) != 1 or not isinstance(outputs[0], FileTensor) or not outputs[0].dtype.is_float:
         return f"{method.name} does not return exactly one tensor of floats"
     sizes, results = inputs[0].sizes, outputs[0].sizes
     batch = 1 if inputs[0].dynamic else sizes[0] if sizes else 0

@@ -21,7 +21,7 @@ from .. import __version__
 from ..compiler import plan_program
 from ..errors import ExportError, InvalidInput, UnsupportedProgram
 from ..files import naming, read
-from ..models.door import Source
+from ..models.door import ProgramSource
 from ..models.kinds import TASK
 from ..models.tasks.specs import points_of
 from ..models.text.compiling import GENERATE, plans
@@ -114,7 +114,7 @@ def make_site(
     path, folder = Path(model), Path(os.path.abspath(output))
     check_output(folder)
     planned_sizes = {name: list(values) for name, values in (sizes or {}).items()}
-    source = Source.of(path, LoadOptions(progress=progress))
+    source = ProgramSource.of(path, LoadOptions(progress=progress))
     if source.bundle is not None and (data is not None or planned_sizes or targets is not None):
         raise InvalidInput(f"{path} is a bundle: data, sizes and targets were chosen by `ptegpu compile`")
     chosen = choose(source, page)
@@ -190,7 +190,7 @@ def _check_options(page: Page, **options: Any) -> None:
 
 
 def _compile(
-    source: Source,
+    source: ProgramSource,
     data: Any,
     sizes: Mapping[str, Sequence[int]],
     targets: Sequence[Target] | None,

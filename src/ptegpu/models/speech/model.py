@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 
 from ...errors import InvalidInput, UnsupportedProgram
-from ...format import Program as File
-from ...format import Tensor
+from ...format import FileTensor
+from ...format import ProgramFile as File
 from ...gpu import Lock
 from ...progress import Progress, silent
 from ...runtime import open_program
 from ..calls import not_finite, start
-from ..door import Loading, Openable, Source, loading
+from ..door import Loading, Openable, ProgramSource, loading
 from ..kinds import SPEECH
 from ..parts import Speech
 from ..tokenizer import find_tokenizer
@@ -44,7 +44,7 @@ def check_shapes(file: File, card: Speech) -> None:
     def shapes(method: str, verb: str) -> list[tuple[int, ...]]:
         m = methods[method]
         values = [m.values[k] for k in (m.inputs if verb == "takes" else m.outputs)]
-        return [v.sizes if isinstance(v, Tensor) else () for v in values]
+        return [v.sizes if isinstance(v, FileTensor) else () for v in values]
 
     expected = {
         ("log_mel", "takes"): [(1, (card.frames + 2) * card.hop)],
@@ -92,7 +92,7 @@ class SpeechModel:
         **more: Any,
     ) -> None:
         options = loading(options, more)
-        opened = Source.of(source, options, (SPEECH,))
+        opened = ProgramSource.of(source, options, (SPEECH,))
         opened.check_kind(SPEECH)
         assert opened.card.speech is not None
         self.card = opened.card.speech

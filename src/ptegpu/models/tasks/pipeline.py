@@ -10,7 +10,7 @@ import numpy as np
 
 from ...errors import InvalidInput
 from ...runtime import open_program
-from ..door import Loading, Openable, Source, loading
+from ..door import Loading, Openable, ProgramSource, loading
 from ..kinds import TASK
 from ..media import open_image, pixels, sound
 from ..tokenizer import find_tokenizer
@@ -37,7 +37,7 @@ class Pipeline:
         **more: Any,
     ) -> None:
         options = loading(options, more)
-        opened = Source.of(source, options, (TASK,))
+        opened = ProgramSource.of(source, options, (TASK,))
         opened.check_kind(TASK)
         self.card = opened.card
         self.tokenizer = find_tokenizer(opened.path, tokenizer) if self.card.text is not None else None

@@ -15,7 +15,7 @@ from . import results
 from .results import TaskOutput
 
 if TYPE_CHECKING:
-    from ...format import Program
+    from ...format import ProgramFile
     from ..card import Card
 
 Input = Literal["image", "audio", "text"]
@@ -123,6 +123,6 @@ def points_of(card: Card, batches: Sequence[int] | None = None) -> list[dict[str
     return points
 
 
-def plans(_: Program, card: Card) -> Additions:
+def plans(_: ProgramFile, card: Card) -> Additions:
     """Return the sizes of a program for a task as additions to its plans."""
     return Additions({"forward": points_of(card)})

@@ -20,7 +20,7 @@ from collections.abc import AsyncGenerator, Callable
 from typing import Any, NamedTuple
 
 from ...errors import InvalidInput, UnsupportedProgram
-from ..door import Loading, Openable, Source, loading
+from ..door import Loading, Openable, ProgramSource, loading
 from ..kinds import LANGUAGE
 from .engine import Runner, TextEngine
 from .handle import Finished, Handle, Outcome, Piece
@@ -79,7 +79,7 @@ class BatchEngine(TextEngine, Prompts):
             if value is not None and value < 1:
                 raise InvalidInput(f"{name} must be at least 1, not {value}")
         options = loading(options, more)
-        opened = Source.of(source, options, LANGUAGE)
+        opened = ProgramSource.of(source, options, LANGUAGE)
         Prompts.__init__(self, opened.path, read_signature(opened.file, opened.card), tokenizer)
         limit = math.inf if queue is None else queue
         self.alone = ""

@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from ...errors import UnsupportedProgram
-from ...format import Program
+from ...format import ProgramFile
 from ...plan import Bundle, Var
 from ...sampling import MODES, PENALTY, words_of
 from ..card import Card
 from ..kinds import Additions
-from .signature import METHOD, Signature, read_signature
+from .signature import METHOD, TextSignature, read_signature
 
 if TYPE_CHECKING:
     from ...compiler import Append, Tail
@@ -23,7 +23,7 @@ SERVE = "ptegpu.serve"  # `forward` for several sequences
 LIMITS = "ptegpu.serve.limits"  # a constant method: the pages of the caches, and the most rows of a run
 
 
-class Many(NamedTuple):
+class ServeSizes(NamedTuple):
     """The limits of a bundle for several sequences."""
 
     sequences: int = 64
@@ -31,27 +31,27 @@ class Many(NamedTuple):
     rows: int = 512  # of a run; fewer if the model takes fewer
 
 
-def sampling_of(signature: Signature) -> Append:
+def sampling_of(signature: TextSignature) -> Append:
     """Return what appends the choice of the next token to `forward`."""
     from ...compiler.decoding import sampling
 
     return sampling(signature.vocabulary, signature.chunk if signature.every else 1)
 
 
-def serving_of(signature: Signature, pages: Count, sequences: int) -> Append:
+def serving_of(signature: TextSignature, pages: Count, sequences: int) -> Append:
     """Return what turns `forward` into a method for several sequences, whose caches have `pages` in all."""
     from ...compiler.decoding import serving
 
     return serving(signature.vocabulary, signature.context, signature.chunk, pages, sequences)
 
 
-def plans(file: Program, card: Card) -> Additions:
+def plans(file: ProgramFile, card: Card) -> Additions:
     """Return the method that generates text, and its sizes."""
     signature = read_signature(file, card)
     return Additions({GENERATE: points_of(signature)}, {GENERATE: (METHOD, sampling_of(signature))})
 
 
-def serving_plans(file: Program, card: Card, sizes: Many, targets: Sequence[Target]) -> Additions:
+def serving_plans(file: ProgramFile, card: Card, sizes: ServeSizes, targets: Sequence[Target]) -> Additions:
     """Return the methods that generate text, for one sequence and for several, and their sizes."""
     signature, single = read_signature(file, card), plans(file, card)
     check_chunk(signature)
@@ -74,7 +74,7 @@ def serving_plans(file: Program, card: Card, sizes: Many, targets: Sequence[Targ
     return Additions({**single.points, SERVE: serving_points(signature, rows, sequences)}, {**single.also, **also})
 
 
-def points_of(signature: Signature) -> Sequence[Mapping[str, int]]:
+def points_of(signature: TextSignature) -> Sequence[Mapping[str, int]]:
     """Return the sizes to plan for: prompts of every length, with and without scores, and every kind of sampling."""
     words = words_of(signature.vocabulary)
     lengths = range(1, signature.chunk + 1)
@@ -89,7 +89,7 @@ def points_of(signature: Signature) -> Sequence[Mapping[str, int]]:
     return points + [point(n, n if signature.every else 1, 0) for n in lengths]
 
 
-def serving_points(signature: Signature, rows: int, sequences: int) -> list[dict[str, int]]:
+def serving_points(signature: TextSignature, rows: int, sequences: int) -> list[dict[str, int]]:
     """Return the sizes to plan for: every number of rows and of sampled rows, with and without a penalty."""
     words = words_of(signature.vocabulary)
     sizes = [(n, sampled) for n in range(1, rows + 1) for sampled in {1, min(n, sequences)}]
@@ -102,7 +102,7 @@ def serving_points(signature: Signature, rows: int, sequences: int) -> list[dict
     return [point(n, sampled, seen_words) for seen_words in (0, words) for n, sampled in sizes]
 
 
-def check_chunk(signature: Signature) -> None:
+def check_chunk(signature: TextSignature) -> None:
     """Raise UnsupportedProgram unless the program can be turned into one for several sequences."""
     if signature.chunk == 1:
         raise UnsupportedProgram("a program that takes one token at a time cannot serve several sequences at once")
@@ -122,7 +122,7 @@ def bundle_limits(bundle: Bundle) -> tuple[int, int, int]:
     return pages, rows, tables.sizes[0]
 
 
-def width_of(signature: Signature) -> int:
+def width_of(signature: TextSignature) -> int:
     """Return the pages of a full context."""
     from ...kernels.attention import PAGE
 
@@ -130,7 +130,7 @@ def width_of(signature: Signature) -> int:
 
 
 def pages_of(
-    signature: Signature, sequences: int, sizes: Sequence[int], memory: int | None, limit: int, half: bool
+    signature: TextSignature, sequences: int, sizes: Sequence[int], memory: int | None, limit: int, half: bool
 ) -> int:
     """Return the number of pages: all that the sequences can use, if memory permits, but at least one full context.
 

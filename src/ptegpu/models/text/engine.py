@@ -78,7 +78,7 @@ class TextEngine:
             if handle.request.max_tokens:
                 handle.request.caller = handle
                 self._scheduler.add(handle.request)
-                self._thread = self._thread or threads.alone(self._serve)
+                self._thread = self._thread or threads.start_thread(self._serve)
                 self._wake.notify()
             else:
                 handle.accept(None, 0.0, "length")

@@ -11,7 +11,7 @@ import numpy as np
 
 from ...errors import InvalidInput, UnsupportedProgram
 from ...gpu import Lock
-from ..door import Loading, Openable, Source, loading
+from ..door import Loading, Openable, ProgramSource, loading
 from ..kinds import LANGUAGE
 from .engine import TextEngine
 from .generation import Generation
@@ -50,7 +50,7 @@ class LanguageModel(Prompts):
         **more: Any,
     ) -> None:
         options = loading(options, more)
-        opened = Source.of(source, options, LANGUAGE)
+        opened = ProgramSource.of(source, options, LANGUAGE)
         super().__init__(opened.path, read_signature(opened.file, opened.card), tokenizer)
         self.runner = SequentialRunner(opened, self.signature, options, data=data, chunk=chunk)
         self.program, self.pictures = self.runner.program, self.runner.pictures

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...errors import InvalidInput
-from ...format import Program as File
+from ...format import ProgramFile as File
 from ...kernels.attention import PAGE
 from ...plan import Bundle
 from ...runtime import LoadOptions, open_program
@@ -21,7 +21,7 @@ from .engine import Results
 from .pages import Pages
 from .sampling import row_operands
 from .schedule import PlannedRun, Scheduler
-from .signature import METHOD, Signature
+from .signature import METHOD, TextSignature
 
 if TYPE_CHECKING:
     from ...runtime import Program
@@ -38,7 +38,7 @@ class PagedRunner:
     def __init__(
         self,
         source: File | Bundle,
-        signature: Signature,
+        signature: TextSignature,
         options: LoadOptions,
         *,
         sequences: int,

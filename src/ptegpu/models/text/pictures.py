@@ -17,7 +17,7 @@ import numpy as np
 
 from ...errors import InvalidInput
 from ..media import open_image
-from ..parts import RESAMPLES, Vision
+from ..parts import RESAMPLES, VisionSpec
 
 
 class EncodedPicture(NamedTuple):
@@ -31,7 +31,7 @@ class EncodedPicture(NamedTuple):
 Picture = str | os.PathLike[str] | np.ndarray | EncodedPicture  # a file, or uint8 (height, width, 3)
 
 
-def pixels(picture: str | os.PathLike[str] | np.ndarray, vision: Vision) -> tuple[np.ndarray, int, int]:
+def pixels(picture: str | os.PathLike[str] | np.ndarray, vision: VisionSpec) -> tuple[np.ndarray, int, int]:
     """Return tiles, float32 (n, 3, size, size), and their numbers down and across; the last is the whole picture."""
 
     def resized(image: Any, width: int, height: int) -> Any:
@@ -71,7 +71,7 @@ def _multiples(width: int, height: int, size: int) -> tuple[int, int]:
 class Pictures:
     """The rows of all pictures that a model has seen, by their ids, from `first` on."""
 
-    def __init__(self, vision: Vision, first: int, see: Callable[[np.ndarray], np.ndarray]) -> None:
+    def __init__(self, vision: VisionSpec, first: int, see: Callable[[np.ndarray], np.ndarray]) -> None:
         self.vision, self.first, self._see = vision, first, see
         self.rows = np.zeros((0, vision.dim), np.float32)
         self._offsets: dict[bytes, int] = {}  # digest of a tile → its first row

@@ -14,7 +14,7 @@ from .generation import Generation
 from .handle import Handle, Outcome
 from .sampling import Sampler, Sampling
 from .schedule import TextRequest
-from .signature import Signature
+from .signature import TextSignature
 
 if TYPE_CHECKING:
     from ..template import Message
@@ -49,7 +49,7 @@ class Prompts:
     Close models, or use them as context managers.
     """
 
-    def __init__(self, path: Path | None, signature: Signature, tokenizer: str | os.PathLike[str] | None) -> None:
+    def __init__(self, path: Path | None, signature: TextSignature, tokenizer: str | os.PathLike[str] | None) -> None:
         self.signature = signature
         self.pictures: Pictures | None = None  # those that the model has seen, if it can see
         self._path = path

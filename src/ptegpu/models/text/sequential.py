@@ -19,14 +19,14 @@ from ...gpu import Lock
 from ...runtime import LoadOptions, open_program
 from ...sampling import GREEDY
 from ..calls import start
-from ..door import Source
+from ..door import ProgramSource
 from .compiling import GENERATE, points_of, sampling_of
 from .engine import Results
 from .pages import Pages
 from .pictures import Pictures
 from .sampling import NO_SAMPLING
 from .schedule import PlannedRun, Scheduler, TextRequest
-from .signature import METHOD, VISION, Signature
+from .signature import METHOD, VISION, TextSignature
 
 CHUNK = 512  # tokens of a prompt in one call, which cannot be interrupted; fewer if the model takes fewer
 CHUNKS = {"discrete": 2048}  # on faster adapters
@@ -42,8 +42,8 @@ class SequentialRunner:
 
     def __init__(
         self,
-        source: Source,
-        signature: Signature,
+        source: ProgramSource,
+        signature: TextSignature,
         options: LoadOptions,
         *,
         data: Any = None,

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, NoReturn, TypeGuard
 
 from ...dtypes import DType
 from ...errors import UnsupportedProgram
-from ...format import Method, Program, Tensor
-from ..parts import Vision
+from ...format import FileMethod, FileTensor, ProgramFile
+from ..parts import VisionSpec
 
 if TYPE_CHECKING:
     from ..card import Card
@@ -24,7 +24,7 @@ SHAPE = "forward(tokens int [1, S], input_pos int [1]) → logits [1, V] or [1, 
 
 
 @dataclass(frozen=True, slots=True)
-class Signature:
+class TextSignature:
     vocabulary: int
     context: int  # tokens that the cache holds
     chunk: int  # most tokens of one call
@@ -32,10 +32,10 @@ class Signature:
     tokens: DType
     position: DType
     eos: tuple[int, ...]
-    pictures: Vision | None = None
+    pictures: VisionSpec | None = None
 
 
-def read_signature(program: Program, card: Card) -> Signature:
+def read_signature(program: ProgramFile, card: Card) -> TextSignature:
     """Return the signature of a language model; raise UnsupportedProgram, with the reason, for other programs."""
     name = program.path or "the program"
     methods = {m.name: m for m in program.methods}
@@ -54,7 +54,7 @@ def read_signature(program: Program, card: Card) -> Signature:
     if not _ints(position) or position.sizes != (1,):
         _refuse(name, f"input 1 of its {METHOD} is {_show(position)}")
     logits = outputs[-1] if outputs else None
-    if not isinstance(logits, Tensor) or not logits.dtype.is_float or len(logits.sizes) not in (2, 3):
+    if not isinstance(logits, FileTensor) or not logits.dtype.is_float or len(logits.sizes) not in (2, 3):
         _refuse(name, f"the output of its {METHOD} is {_show(logits)}")
     if logits.sizes[0] != 1 or logits.sizes[1:-1] not in ((), (1,), tokens.sizes[1:]):
         _refuse(name, f"the output of its {METHOD} is {_show(logits)}")
@@ -64,7 +64,7 @@ def read_signature(program: Program, card: Card) -> Signature:
     if pictures:
         _check_pictures(methods, name, pictures, chunk, logits.sizes[-1])
     context = card.context or chunk
-    return Signature(
+    return TextSignature(
         logits.sizes[-1],
         context,
         min(chunk, context),
@@ -76,7 +76,7 @@ def read_signature(program: Program, card: Card) -> Signature:
     )
 
 
-def _check_pictures(methods: dict[str, Method], name: str, card: Vision, chunk: int, vocabulary: int) -> None:
+def _check_pictures(methods: dict[str, FileMethod], name: str, card: VisionSpec, chunk: int, vocabulary: int) -> None:
     """Raise UnsupportedProgram unless the methods have the shapes that the card declares."""
     shapes = [(1, chunk, 1), (1, chunk, card.dim), (1, 3, card.size, card.size), (card.rows, card.dim)]
     vision, forward = methods.get(VISION), methods[METHOD]
@@ -86,25 +86,25 @@ def _check_pictures(methods: dict[str, Method], name: str, card: Vision, chunk: 
         vision.values[k] for k in vision.inputs + vision.outputs
     ]
     for value, shape in zip(values, shapes, strict=True):
-        if not isinstance(value, Tensor) or value.dtype is not DType.F32 or value.sizes != shape:
+        if not isinstance(value, FileTensor) or value.dtype is not DType.F32 or value.sizes != shape:
             _refuse(name, f"for pictures, it has {_show(value)} in place of float32{list(shape)}")
     if card.token >= vocabulary:
         _refuse(name, f"token {card.token} is beyond its vocabulary of {vocabulary}")
 
 
-def ints_of(method: Method | None) -> list[int]:
+def ints_of(method: FileMethod | None) -> list[int]:
     """Return the ints that a constant method returns; an empty list if there is no such method."""
     if method is None:
         return []
     return [int(v) for k in method.outputs if isinstance(v := method.values[k], int)]
 
 
-def _ints(value: object) -> TypeGuard[Tensor]:
-    return isinstance(value, Tensor) and value.dtype in (DType.I32, DType.I64)
+def _ints(value: object) -> TypeGuard[FileTensor]:
+    return isinstance(value, FileTensor) and value.dtype in (DType.I32, DType.I64)
 
 
 def _show(value: object) -> str:
-    return f"{value.dtype.value}{list(value.sizes)}" if isinstance(value, Tensor) else f"{value!r}"
+    return f"{value.dtype.value}{list(value.sizes)}" if isinstance(value, FileTensor) else f"{value!r}"
 
 
 def _refuse(name: str, reason: str) -> NoReturn:

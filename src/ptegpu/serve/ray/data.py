@@ -13,7 +13,7 @@ import numpy as np
 import ray
 
 from ...errors import DeviceLost, InvalidInput
-from ...models.door import Loading, Source, split_options
+from ...models.door import Loading, ProgramSource, split_options
 from ...runtime import Spec, open_program
 from .gpus import assigned
 
@@ -45,7 +45,7 @@ class Predictor:
     ) -> None:
         options = split_options(options, more)
         options = replace(options, device=assigned(options.device, options.engine))
-        self._program = open_program(Source.of(path, options).program, options, methods=[method], **more)
+        self._program = open_program(ProgramSource.of(path, options).program, options, methods=[method], **more)
         self._method = self._program.method(method)
         specs = [s for s in self._method.inputs if s.value is None and s.dtype != "None"]
         if not specs:

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 from ...errors import ExecutionError, InvalidInput
 from ...printing import shown
 from ...runtime import LoadOptions
-from ..models import Room
+from ..models import EngineLimits
 from .gpus import assigned
 
 if TYPE_CHECKING:
     from ...gpu import Engine
     from ...plan import Cache, Precision
-    from .. import Keys, Limits
+    from .. import ApiKeys, ServeLimits
 
 Models = Mapping[str, str | os.PathLike[str]]
 
@@ -31,10 +31,10 @@ class Replica:
         self,
         models: Models,
         tokenizer: Path | None,
-        room: Room,
+        room: EngineLimits,
         options: LoadOptions,
-        keys: Keys | None,
-        limits: Limits,
+        keys: ApiKeys | None,
+        limits: ServeLimits,
     ) -> None:
         from .. import Serving
         from ..models import open_model
@@ -77,8 +77,8 @@ def deployment(
     engine: Engine = "auto",
     precision: Precision = "auto",
     cache: Cache = "f32",
-    keys: Keys | None = None,
-    limits: Limits | None = None,
+    keys: ApiKeys | None = None,
+    limits: ServeLimits | None = None,
     **options: Any,
 ) -> Any:
     """Return an application for `ray.serve.run`: one model, or several by name, behind OpenAI's API.
@@ -91,14 +91,14 @@ def deployment(
     """
     from ray import serve
 
-    from .. import Limits
+    from .. import ServeLimits
 
     if not 0 <= gpus <= 1:
         raise InvalidInput(f"a replica runs on one GPU or on a part of it, not on {gpus}: ask for more replicas")
     named = models if isinstance(models, Mapping) else {Path(models).stem: models}
     if tokenizer and len(named) > 1:
         raise InvalidInput("tokenizer is for one model: put those of several beside them, as NAME.tokenizer.json")
-    limits = limits or Limits()
+    limits = limits or ServeLimits()
     at_once = sequences * len(named)
     scaled: dict[str, Any] = {"num_replicas": replicas}
     if isinstance(replicas, tuple):
@@ -113,6 +113,6 @@ def deployment(
         "graceful_shutdown_timeout_s": limits.drain + 5,
         "ray_actor_options": {"num_gpus": gpus} | options.pop("ray_actor_options", {}),
     }
-    loading, room = LoadOptions(device, engine, precision, cache), Room(sequences, memory)
+    loading, room = LoadOptions(device, engine, precision, cache), EngineLimits(sequences, memory)
     replica = serve.deployment(serve.ingress()(Replica), **defaults | options)
     return replica.bind(named, Path(tokenizer) if tokenizer else None, room, loading, keys, limits)
