@@ -1,7 +1,7 @@
 """Attention of rows that belong to many sequences, each at its own position, over paged caches.
 
-This operator is ptegpu's own: no exporter writes it. `compiler/decoding.py` substitutes it for a decoder's attention, so
-that one run serves many sequences. A row is (sequence, position); a sequence of -1 marks an unused row. Each sequence
+This operator is ptegpu's own: no exporter writes it. `compiler/decoding.py` substitutes it for a decoder's attention,
+so one run serves many sequences. A row is (sequence, position); a sequence of -1 marks an unused row. Each sequence
 has a row of `tables`: the pages that hold its positions, -1 where none is allocated yet. Wrong tables never address
 memory outside a cache.
 """
