@@ -144,8 +144,8 @@ def test_makers_of_kernels_see_plain_numbers() -> None:
 
 def test_guards_are_left_without_assertions() -> None:
     code = """
-from ptegpu.sizes import Table, Trace
-trace = Trace(Table(((0, 40),)))
+from ptegpu.sizes import ExpressionTable, Trace
+trace = Trace(ExpressionTable(((0, 40),)))
 trace.source(0, 12).bit_length()
 print(len(trace.guards), __debug__)
 """

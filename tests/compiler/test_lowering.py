@@ -14,8 +14,8 @@ from ptegpu.dtypes import DType
 from ptegpu.errors import InvalidProgram, LimitExceeded
 from ptegpu.graph.graph import Arg, Graph, Node, Sym, Tensor
 from ptegpu.kernels.wgsl import SYM_VECTORS, KernelSpec, Storage, build
+from ptegpu.ops.registry import Dispatch as Launch
 from ptegpu.ops.registry import OpDef, Out, Parameter, Steps
-from ptegpu.ops.registry import PlannedDispatch as Launch
 from ptegpu.passes.memory import Memory
 from ptegpu.plan.plan import Copy, Expr, Input, Plan, PlannedDispatch, fold
 from ptegpu.plan.resolve import plan_at

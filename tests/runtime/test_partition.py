@@ -238,7 +238,7 @@ def test_a_chain_that_stays_on_the_host_is_looked_at_once(monkeypatch: pytest.Mo
     """And once more, to see that nothing changes."""
     calls: list[Call] = []
     real = module.runs_on_gpu
-    monkeypatch.setattr(module, "joins", lambda c, facts: calls.append(c) or real(c, facts))
+    monkeypatch.setattr(module, "runs_on_gpu", lambda c, facts: calls.append(c) or real(c, facts))
     chain = [var(I64) for _ in range(20)]
     code: list[Instruction] = [call("aten.mul.Tensor", var(I64), var(I64), out=chain[0])]
     code += [call("aten.clone.default", a, out=b) for a, b in pairwise(chain)]
