@@ -1,4 +1,4 @@
-"""Joins, overlays, padding and rolling: every dimension, every dtype, many parts, nothing at all."""
+"""Joins, overlays, padding and rolling: every dimension, every dtype, many operands, empty tensors."""
 
 from __future__ import annotations
 
