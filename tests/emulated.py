@@ -106,7 +106,7 @@ class _Module:
         text, count = re.subn(r", @builtin\(subgroup_id\) sg: u32", "", text)
         start = "let group = wid.x + wid.y * nwg.x;"
         if count != 1 or text.count(start) != 1 or re.search("subgroup|@builtin.* sg", text):
-            raise ValueError(f"not understood:\n{text}")
+            raise ValueError(f"unsupported module:\n{text}")
         # Mesa unrolls loops whose length it knows or finds in the parameters, so it must not see that this is 1.
         ours = f"let sg = lid / {LANES}u; em_lane = lid % {LANES}u; em_one = min(nwg.x, 1u);"
         before, after = text.replace(start, f"{start} {ours}").split("@compute", 1)
@@ -119,7 +119,7 @@ class _Module:
         parts, at, looping, variables = [], 0, False, set(self.types)
         for m in _EVENT.finditer(self.wgsl):
             if m.start() < at:
-                raise ValueError(f"within a call: {m[0]}")
+                raise ValueError(f"unsupported within a call: {m[0]}")
             if m["call"]:
                 args, end = _arguments(self.wgsl, m.end())
                 if m["let"]:
@@ -155,7 +155,7 @@ class _Module:
 
     def _type(self, name: str) -> tuple[str, ...]:
         if name not in self.types:
-            raise ValueError(f"no matrix is known as {name}")
+            raise ValueError(f"unknown matrix {name}")
         return self.types[name]
 
     def _part(self, name: str) -> str:
@@ -176,42 +176,42 @@ class _Module:
         name, result = m["name"], m["result"]
         head = f"{m['let'] or ''}{result} = "
         if name == "Load" and result and len(args) == 4:
-            pointer, first, turned, stride = args
+            pointer, first, column_major, stride = args
             array = self._array(pointer)
             self._declare(result, m["type"] or "")
             if result in self.operands:
                 self.scopes[-1][result] = _Loaded(array, len(self.loops))
-            part, steps = self._part(result), _steps(turned, stride)
+            part, steps = self._part(result), _steps(column_major, stride)
             return f"{head}{VIEW if part == VIEW else self._load(array, part)}({first}, {steps})"
         if name == "Store" and not result and len(args) == 5:
-            pointer, first, value, turned, stride = args
+            pointer, first, value, column_major, stride = args
             array = self._array(pointer)
             if self._type(value)[1] != self.arrays[array][0]:
-                raise ValueError(f"{value} is {self._type(value)}, {array} of {self.arrays[array][0]}")
+                raise ValueError(f"{value} is {self._type(value)}, but {array} has elements of {self.arrays[array][0]}")
             self._spoil(array)
-            return f"{self._store(array, self._part(value))}({first}, {_steps(turned, stride)}, {value})"
+            return f"{self._store(array, self._part(value))}({first}, {_steps(column_major, stride)}, {value})"
         if name in ("Multiply", "MultiplyAccumulate") and result and len(args) == (2 if name == "Multiply" else 3):
             if name == "Multiply":
                 self._declare(result, "subgroup_matrix_result<f32, 16, 16>")
             for operand, kind in zip([*args, result], ("left", "right", "result"), strict=False):
                 if (self._type(operand)[0], *self._type(operand)[2:]) != (kind, "16", "16"):
-                    raise ValueError(f"{operand} is {self._type(operand)}, no {kind} of 16 x 16")
+                    raise ValueError(f"{operand} is {self._type(operand)}, expected {kind} of 16 x 16")
             left, right = self._operand(args[0], "left"), self._operand(args[1], "right")
             operands = [*args[:2], args[2] if len(args) == 3 else f"{HALF}()"]
             return f"{head}{self._multiply('' if args[0] in self.copied else left, right)}({', '.join(operands)})"
-        raise ValueError(f"not understood: {m[0]}{', '.join(args)})")
+        raise ValueError(f"unsupported call: {m[0]}{', '.join(args)})")
 
     def _array(self, pointer: str) -> str:
         name = pointer.removeprefix("&")
         if pointer == name or name not in self.arrays:
-            raise ValueError(f"no array of f16 or f32: {pointer}")
+            raise ValueError(f"unknown array {pointer}: expected one of f16 or f32")
         return name
 
     def _operand(self, name: str, kind: str) -> str:
         """Return the array that an operand was loaded from."""
         loaded = next((scope[name] for scope in reversed(self.scopes) if scope.get(name)), None)
         if loaded is None:
-            raise ValueError(f"{name} is not loaded before it is multiplied, or only in another block")
+            raise ValueError(f"{name} is multiplied, but not loaded in the same or an enclosing block")
         if (loaded.stale or loaded.loops != len(self.loops)) and name not in self.copied:
             if kind == "right":
                 raise ValueError(f"{name} is multiplied when {loaded.array} may have changed")
@@ -260,11 +260,11 @@ class _Module:
         return name
 
 
-def _steps(turned: str, stride: str) -> str:
+def _steps(column_major: str, stride: str) -> str:
     """Return the strides of rows and of columns."""
-    if turned not in ("true", "false"):
-        raise ValueError(f"turned or not? {turned}")
-    return f"1u, {stride}" if turned == "true" else f"{stride}, 1u"
+    if column_major not in ("true", "false"):
+        raise ValueError(f"invalid order {column_major}: expected true or false")
+    return f"1u, {stride}" if column_major == "true" else f"{stride}, 1u"
 
 
 def _place(part: str) -> str:
@@ -282,7 +282,7 @@ def _arguments(text: str, at: int) -> tuple[list[str], int]:
             if text[i] == ")":
                 return arguments, i + 1
         depth += (text[i] in "([{") - (text[i] in ")]}")
-    raise ValueError(f"a call without an end: {text[at : at + 60]}")
+    raise ValueError(f"missing closing parenthesis: {text[at : at + 60]}")
 
 
 def rolled(lines: list[str], name: str, most: int) -> list[str]:

@@ -96,20 +96,20 @@ LAST = "subgroupMatrixStore(&y, sg * 256u, total, false, 16u);"
 AGAIN = f"total = subgroupMatrixMultiplyAccumulate(p, r, total); {LAST}"
 OTHER = f"let other = total; {LAST.replace('total', 'other')}"
 REFUSED: dict[str, tuple[str, str, str]] = {  # old text, new text, error message
-    "an unknown function": ("subgroupMatrixStore(&y", "subgroupMatrixScale(&y", "not understood: subgroupMatrixScale"),
-    "an unknown array": ("subgroupMatrixStore(&y", "subgroupMatrixStore(&z", "no array of f16 or f32: &z"),
+    "an unknown function": ("subgroupMatrixStore(&y", "subgroupMatrixScale(&y", "unsupported call: .*Scale"),
+    "an unknown array": ("subgroupMatrixStore(&y", "subgroupMatrixStore(&z", "unknown array &z"),
     "an unknown shape": (f"var total = {RESULT}", "var total = subgroup_matrix_result<f32, 8, 16>", "total is"),
     "sums in f16": (f"var total = {RESULT}", "var total = subgroup_matrix_result<f16, 16, 16>", "total: subgroup_matr"),
     "a result as an operand": ("Accumulate(p, r, total)", "Accumulate(s, r, total)", "operands of products and stored"),
-    "an unknown order": ("(&matrix, 0u, true, 16u)", "(&matrix, 0u, turned, 16u)", "turned or not"),
+    "an unknown order": ("(&matrix, 0u, true, 16u)", "(&matrix, 0u, turned, 16u)", "invalid order turned"),
     "a right operand after a barrier": (LAST, f"workgroupBarrier(); {AGAIN}", "may have changed"),
     "a right operand after a shared load": (LAST, f"let u = workgroupUniformLoad(&flag); {AGAIN}", "may have changed"),
     "a right operand after a store": (LAST, f"matrix[lid] = 1h; {AGAIN}", "may have changed"),
-    "an operand of another block": ("Accumulate(p, r, total)", "Accumulate(p, o, total)", "no matrix is known as o"),
+    "an operand of another block": ("Accumulate(p, r, total)", "Accumulate(p, o, total)", "unknown matrix o"),
     "a name twice": (LAST, f"let p = subgroupMatrixLoad<{LEFT}>(&tile, 0u, false, 16u); {LAST}", "p is declared twice"),
     "a type of the wrong array": (LAST, LAST.replace("total", "left"), "left is"),
-    "real subgroup functions": (LAST, f"let most = subgroupMax(lid); {LAST}", "not understood"),
-    "a matrix by another name": (LAST, OTHER, "no matrix is known as other"),
+    "real subgroup functions": (LAST, f"let most = subgroupMax(lid); {LAST}", "unsupported module"),
+    "a matrix by another name": (LAST, OTHER, "unknown matrix other"),
 }  # fmt: skip
 
 
