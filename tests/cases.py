@@ -1,8 +1,8 @@
-"""Cases of operators, and how one runs on the adapter and is compared: everything that needs no PyTorch.
+"""Cases of operators, their runs on the adapter and their comparison: everything that needs no PyTorch.
 
 A `Case` names an operator of the registry and its arguments; `T(...)` stands for a random tensor. A `Problem` is a case
-with the values of its tensors and what PyTorch gives for them (`oracle.problem` makes it). It runs as a graph of one
-node, is lowered, run on the adapter, and compared. Ints, bools and what is only moved must be exact.
+with the values of its tensors and PyTorch's results (`oracle.problem` makes it). It becomes a graph of one node, which
+is planned, run on the adapter, and compared. Ints, bools and results of operators that only move data must be exact.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from ptegpu.plan.plan import Plan
 from ptegpu.plan.target import CLASSES, Target
 from tests.graphs import settle
 
-ONE_UNIT = replace(CLASSES["discrete"], units=1)  # where any product has tiles enough to be large ones
+ONE_UNIT = replace(CLASSES["discrete"], units=1)  # every product has enough tiles for large ones
 ATOL = {DType.F32: 1e-4, DType.F16: 1e-2}
 
 
 @dataclass(frozen=True)
 class T:
-    """A random tensor argument: `low` ≤ values < `high`; `values` instead gives them outright."""
+    """A random tensor argument with `low` ≤ values < `high`, or exactly `values`."""
 
     shape: tuple[int, ...]
     dtype: DType = DType.F32
     low: float = -2.0
     high: float = 2.0
     values: tuple[float, ...] | None = None
-    constant: bool = False  # given to the graph as a constant, not as an input
-    limit: tuple[int, ...] | None = None  # the maximum shape, where the live one is below it
+    constant: bool = False  # a constant of the graph, not an input
+    limit: tuple[int, ...] | None = None  # the maximum shape, if dynamic
 
     def make(self, rng: np.random.Generator) -> np.ndarray:
         if self.values is not None:
@@ -54,7 +54,7 @@ class T:
 
 @dataclass(frozen=True)
 class S:
-    """A symbolic int: an input of the graph. The plan is made while it is `planned`, and run with `value`."""
+    """A symbolic int, an input of the graph: planned with `planned`, run with `value`."""
 
     value: int
     planned: int | None = None
@@ -65,11 +65,11 @@ class Case:
     op: str
     args: tuple[Any, ...]
     reference: Callable[..., Any] | None = None  # by default torch.ops.<op>
-    out: DType | None = None  # the declared output dtype, where the arguments do not determine it
-    atol: float | tuple[float, ...] | None = None  # see `compare`; one for all results, or one for each
+    out: DType | None = None  # the declared output dtype, if the arguments do not determine it
+    atol: float | tuple[float, ...] | None = None  # see `compare`; for all results, or one for each
     note: str = ""
-    mutated: tuple[int, ...] = field(default=())  # arguments whose final value is compared too (states)
-    peer: Callable[..., Any] | None = None  # what PyTorch has for the job, where the reference is not meant to be fast
+    mutated: tuple[int, ...] = field(default=())  # arguments (states) whose final value is also compared
+    peer: Callable[..., Any] | None = None  # PyTorch's fast implementation, if the reference is slow
 
     def __str__(self) -> str:
         shown = ",".join(_show(a) for a in self.args)
@@ -77,7 +77,7 @@ class Case:
 
 
 def tables(name: Literal["CASES", "BENCHMARKS"] = "CASES") -> Iterator[Case]:
-    """Every case of the tables in tests/ops, for which PyTorch is needed; BENCHMARKS are those at real sizes."""
+    """Yield every case of the tables in tests/ops, which need PyTorch; BENCHMARKS has real sizes."""
     for path in sorted((Path(__file__).parent / "ops").glob("test_*.py")):
         yield from getattr(importlib.import_module(f"tests.ops.{path.stem}"), name, ())
 
@@ -98,12 +98,12 @@ def walk(a: Any, leaf: Callable[[Any], Any]) -> Any:
 
 
 def declared(case: Case, eager: np.ndarray) -> DType:
-    """The dtype an exported program would give this output on the GPU."""
+    """Return the dtype that an exported program declares for this output on the GPU."""
     return case.out or DType.of(eager.dtype).device
 
 
 def graph_of(case: Case, arrays: dict[int, np.ndarray], eager: Sequence[np.ndarray]) -> tuple[Graph, list[np.ndarray]]:
-    """A graph of one node; returns it with the arrays of its inputs."""
+    """Return a graph of one node and the arrays of its inputs."""
     graph = Graph(str(case)[:60])
     inputs: list[np.ndarray] = []
     definition = REGISTRY[case.op]
@@ -138,7 +138,7 @@ def graph_of(case: Case, arrays: dict[int, np.ndarray], eager: Sequence[np.ndarr
 
 
 def symbolic(a: Any) -> list[S]:
-    """The symbolic ints of arguments, in order."""
+    """Return the symbolic ints of arguments, in order."""
     return [s for x in a for s in symbolic(x)] if isinstance(a, list | tuple) else [a] if isinstance(a, S) else []
 
 
@@ -147,21 +147,21 @@ def grows(a: Any) -> bool:
 
 
 def given(graph: Graph, case: Case, inputs: Sequence[np.ndarray]) -> list[Any]:
-    """What the graph is given: arrays and ints in the order of its inputs."""
+    """Return the arrays and ints of a run in the order of the graph's inputs."""
     arrays, ints = iter(inputs), iter(symbolic(case.args))
     return [next(ints).value if isinstance(v, Sym) else next(arrays) for v in graph.inputs]
 
 
-def planner_of(graph: Graph, target: Target, dynamic: bool = False, **how: Any) -> Planner:
-    """What plans a graph; `dynamic` if the sizes of all inputs may change."""
+def planner_of(graph: Graph, target: Target, dynamic: bool = False, **options: Any) -> Planner:
+    """Return a planner; `dynamic` lets the sizes of all inputs change."""
     for v in graph.inputs:
         if isinstance(v, Sym):
             v.value = 0
-    return Planner(graph, target, [dynamic or isinstance(v, Sym) for v in graph.inputs], **how)
+    return Planner(graph, target, [dynamic or isinstance(v, Sym) for v in graph.inputs], **options)
 
 
 def plan_of(graph: Graph, target: Target, inputs: Sequence[Any] | None = None, dynamic: bool = False) -> Plan:
-    """The plan as it is for these inputs; without any, for all sizes."""
+    """Return the plan for these inputs, or for all sizes without inputs."""
     if inputs is None:
         return planner_of(graph, target, dynamic).cover().plan()
     planner = planner_of(graph, target, dynamic)
@@ -170,7 +170,7 @@ def plan_of(graph: Graph, target: Target, inputs: Sequence[Any] | None = None, d
 
 
 def sizes_of(inputs: Sequence[Any]) -> tuple[list[Any], Callable[[int, int], int]]:
-    """The shapes of inputs (ints: themselves), and how to read their elements."""
+    """Return the shapes of inputs (an int stands for itself), and a function that reads their elements."""
     shapes = [x if isinstance(x, int) else x.shape for x in inputs]
     return shapes, lambda position, element: int(np.asarray(inputs[position]).reshape(-1)[element])
 
@@ -194,35 +194,38 @@ def run_plan(plan: Plan, inputs: Sequence[Any], gpu: Any) -> list[np.ndarray]:
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """A case with values: its tensors', PyTorch's outputs in float32 (for shapes and dtypes) and in float64."""
+    """A case with its tensors' values and PyTorch's outputs in float32 (for shapes and dtypes) and float64."""
 
     case: Case
-    arrays: dict[int, np.ndarray]  # by id of a `T`
+    arrays: dict[int, np.ndarray]  # by the id of a `T`
     eager: Sequence[np.ndarray]
     golden: Sequence[np.ndarray]
 
     def check(self, gpu: Any, **target: Any) -> None:
-        """Run it on a device and hold it to the golden; `target` changes what kernels are generated for.
+        """Run the case on a device and compare with the golden results; `target` overrides fields of the target.
 
-        The kernels are those for a GPU, also where a CPU pretends to be one.
+        The kernels are those for a discrete GPU even on a software adapter.
         """
         graph, arrays = graph_of(self.case, self.arrays, self.eager)
         inputs = given(graph, self.case, arrays)
         settle(graph)
         for t in graph.tensors():
-            assert t.shape == t.max_shape, f"the shape rule says {t.shape}, PyTorch {t.max_shape}"
+            assert t.shape == t.max_shape, f"the shape rule gives {t.shape}, PyTorch {t.max_shape}"
         adapter = replace(gpu.target, **{"device_class": CLASSES["discrete"], **target})
         plan = plan_of(graph, adapter, inputs, grows(self.case.args))
         self.compare(run_plan(plan, inputs, gpu), loses=gpu.target.name.startswith("SwiftShader"))
 
     @property
     def right(self) -> list[np.ndarray]:
-        """The golden, in the dtypes that a device gives."""
+        """Return the golden results in the dtypes of a device."""
         return [g.astype(declared(self.case, e).numpy) for g, e in zip(self.golden, self.eager, strict=True)]
 
     def compare(self, results: Sequence[np.ndarray], loses: bool = False) -> None:
-        """Hold results to the golden. An adapter may lose infinities and NaN: where any are involved, only what is
-        finite in both is compared then."""
+        """Compare results with the golden ones.
+
+        `loses` is for an adapter that may lose infinities and NaN: if any are involved, only elements that are finite
+        in both count.
+        """
         floats = (a for a in (*self.arrays.values(), *self.golden) if a.dtype.kind == "f")
         loses = loses and not all(np.isfinite(a).all() for a in floats)
         for k, (want, got) in enumerate(zip(self.golden, results, strict=True)):
@@ -237,23 +240,23 @@ class Problem:
 
 
 def tolerance(case: Case, dtype: DType, result: int) -> float:
-    """What `compare` allows a result of a case."""
+    """Return the tolerance of `compare` for a result of a case."""
     if case.atol is None:
         return 0.0 if REGISTRY[case.op].moves else ATOL[dtype]
     return case.atol[result] if isinstance(case.atol, tuple) else case.atol
 
 
 def close(got: Any, want: Any, share: float = 1e-5) -> None:
-    """Arrays or tensors of one shape and dtype; floats within a share of the largest magnitude (see `compare`)."""
+    """Assert equal shapes and dtypes, and floats within `share` of the largest magnitude (see `compare`)."""
     got, want = np.asarray(got), np.asarray(want)
     assert (got.shape, got.dtype) == (want.shape, want.dtype)
     compare(got, want, share if got.dtype.kind == "f" else 0.0, "the result")
 
 
 def compare(got: np.ndarray, want: np.ndarray, atol: float, what: str) -> None:
-    """Within `atol` of the golden, as a share of its largest magnitude; infinities and NaNs at the same places.
+    """Assert errors within `atol` times the largest golden magnitude, and infinities and NaNs at the same elements.
 
-    A golden of nothing but zeros allows nothing else.
+    A golden result of only zeros must match exactly.
     """
     got, want = got.astype(np.float64), want.astype(np.float64)
     np.testing.assert_array_equal(np.isnan(got), np.isnan(want), err_msg=f"{what}: NaN")

@@ -1,10 +1,10 @@
-"""Poison behind every buffer that kernels read and write: what lies outside of a buffer is neither written nor matters.
+"""Poison behind every buffer of a kernel, to detect writes out of bounds and results that depend on reads there.
 
-    with Poison(0xFF) as poison:        # every storage buffer made in here is longer than anyone knows, and bound so
+    with Poison(0xFF) as poison:        # every new storage buffer has and binds extra bytes at its end
         ...                             # load and run
-        assert [] == poison.written()   # names of buffers behind which something was written
+        assert [] == poison.written()   # names of buffers with writes past their end
 
-What a temporary or an input holds at first is poison, too. Results that differ between two poisons depend on it.
+Temporaries and inputs initially hold poison as well. Results that differ between two poisons depend on it.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from ptegpu.gpu.buffers import GpuBuffer
 from ptegpu.gpu.device import Device
 from ptegpu.gpu.store import BufferStore
 
-GUARD = 16 << 10  # bytes behind a buffer
+GUARD = 16 << 10  # extra bytes at the end of a buffer
 BYTES = (0xFF, 0x47)  # as floats, NaN and 51015.28; as ints, -1 and a large one
 
 
 class Poison:
-    """A block in which buffers are poisoned with a byte. What was pooled before is given back at both ends."""
+    """A context in which buffers are poisoned with a byte; it empties the device's pool on entry and exit."""
 
     def __init__(self, byte: int, device: Device) -> None:
         self.pattern, self.device = bytes([byte]), device
@@ -48,8 +48,8 @@ class Poison:
                     poison.device.write(store[buffer.name], poison.pattern * buffer.nbytes)
 
         def wider(device: Device, pipeline: Any, entries: Sequence[tuple[GpuBuffer, int, int]]) -> Any:
-            found = [(b, o, n + GUARD * (b in poison.buffers and o + n == b.nbytes)) for b, o, n in entries]
-            return bind(device, pipeline, found)
+            bound = [(b, o, n + GUARD * (b in poison.buffers and o + n == b.nbytes)) for b, o, n in entries]
+            return bind(device, pipeline, bound)
 
         self.device.trim()
         self.patches = [
@@ -67,32 +67,34 @@ class Poison:
         self.device.trim()
 
     def written(self) -> list[str]:
-        """The buffers behind which something was written; ask while they are in use."""
+        """Return the buffers with writes past their end; call it while they are in use."""
         live = [b for b in self.buffers if b.state == "ready"]
         ends = {b.name: self.device.read(b, b.nbytes + GUARD)[b.nbytes :] for b in live}
         return sorted(name for name, end in ends.items() if end != self.pattern * GUARD)
 
 
 def accesses(device: Device, run: Callable[[Callable[[], None]], Sequence[Any]]) -> tuple[list[Any], list[str]]:
-    """The results of something, and what is wrong with its accesses. `run` calls what it is given after the work, while
-    the buffers are in use; it runs once for each poison."""
-    found: list[str] = []
+    """Return the results of `run` and its faulty accesses.
+
+    `run` is called once for each poison; it must call its argument after the work, while the buffers are in use.
+    """
+    problems: list[str] = []
     results: list[Sequence[Any]] = []
     for byte in BYTES:
         with Poison(byte, device) as poison:
 
             def after(poison: Poison = poison) -> None:
-                found.extend(f"{name} is written behind its end" for name in poison.written())
+                problems.extend(f"{name} has writes past its end" for name in poison.written())
 
             results.append(run(after))
     for k, (a, b) in enumerate(zip(*results, strict=True)):
         if not same(a, b):
-            found.append(f"result {k} depends on what is outside of buffers")
-    return list(results[0]), sorted(set(found))
+            problems.append(f"result {k} depends on memory outside its buffers")
+    return list(results[0]), sorted(set(problems))
 
 
 def same(a: Any, b: Any) -> bool:
-    """Whether two results are the same, bit for bit but for NaNs."""
+    """Return True if two results are equal; NaNs equal each other."""
     if not isinstance(a, np.ndarray):
         return bool(a == b or (a != a and b != b))
     return np.array_equal(a, b, equal_nan=a.dtype.kind in "fc")

@@ -1,7 +1,7 @@
-"""A case with one field changed: the dtype, a dimension or the rank of a tensor or a result, a scalar, an argument more
-or less. Each is a program of one call, planned and run under poison (`python -m tools.sweep` does all of them).
+"""Cases with one field changed: the dtype, a dimension or the rank of a tensor or a result, a scalar, the number of
+arguments. Each is a program of one call, planned and run under poison (`python -m tools.sweep` runs them all).
 
-It must end in results that depend on nothing outside of buffers, or in one of the errors of `ALLOWED`.
+It must give results that do not depend on memory outside its buffers, or raise one of the errors in `ALLOWED`.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from tests.poison import accesses
 ALLOWED = (InvalidProgram, UnsupportedProgram, LimitExceeded, InvalidInput, ExecutionError)
 DTYPES = (DType.BOOL, DType.U8, DType.I8, DType.I32, DType.I64, DType.F16, DType.F32, DType.F64)
 SCALARS = (0, 1, -1, 3, 2**40, -(2**63), 0.5, math.inf, math.nan, None, True, "x", (), (1, 1, 1))
-SECONDS = 10  # of the processor, for one change
+SECONDS = 10  # of processor time for one change
 
 
 @dataclass(frozen=True)
 class Changed:
-    """A call with one thing changed; `agreeing` if its results are declared as its rule has them then."""
+    """A call with one change; `agreeing` if its declared results follow the rule's."""
 
     what: str
     case: Case
@@ -53,7 +53,7 @@ class Slow(Exception):
 
 
 def changes(case: Case, eager: Sequence[np.ndarray]) -> Iterator[Changed]:
-    """All of a case; `eager` are PyTorch's results, with the final values of mutated arguments behind them."""
+    """Yield all changes of a case; `eager` are PyTorch's results, then the final values of mutated arguments."""
     results = eager[: len(eager) - len(case.mutated)]
     outs = tuple(T(e.shape, declared(case, e)) for e in results)
     yield Changed("", case, outs)
@@ -64,9 +64,9 @@ def changes(case: Case, eager: Sequence[np.ndarray]) -> Iterator[Changed]:
     for n in range(len(case.args)):
         yield Changed(f"{n} arguments", replace(case, args=case.args[:n]), outs)
     yield Changed("an argument more", replace(case, args=(*case.args, 1)), outs)
-    for what, made in _trees(outs, "result "):
-        if all(isinstance(t, T) for t in made):
-            yield Changed(what, case, tuple(made))
+    for what, tensors in _trees(outs, "result "):
+        if all(isinstance(t, T) for t in tensors):
+            yield Changed(what, case, tuple(tensors))
     yield Changed("a result less", case, outs[:-1])
     yield Changed("a result more", case, (*outs, outs[0]))
 
@@ -78,7 +78,7 @@ def _trees(items: Sequence[Any], name: str) -> Iterator[tuple[str, list[Any]]]:
 
 
 def _values(item: Any, name: str) -> Iterator[tuple[str, Any]]:
-    """What may be in place of an argument."""
+    """Yield replacements for an argument."""
     if isinstance(item, T):
         for what, t in _tensors(item):
             yield f"{name} {what}", t
@@ -109,52 +109,53 @@ def _tensors(t: T) -> Iterator[tuple[str, T]]:
 
 
 def method_of(changed: Changed) -> tuple[FlatMethod, list[Any]]:
-    """A method of one call, and what to give it."""
+    """Return a method of one call, and its inputs."""
     case, rng = changed.case, np.random.default_rng(0)
     definition = REGISTRY[case.op]
-    inputs: list[Var] = []
-    given: list[Any] = []
+    variables: list[Var] = []
+    inputs: list[Any] = []
 
     def operand(a: Any, position: int) -> Operand:
         if isinstance(a, list | tuple):
             return tuple(operand(x, position) for x in a)
         if isinstance(a, S):
-            inputs.append(Var(f"input {len(inputs)}", None, kind="input"))
-            given.append(a.value)
-            return inputs[-1]
+            variables.append(Var(f"input {len(variables)}", None, kind="input"))
+            inputs.append(a.value)
+            return variables[-1]
         if not isinstance(a, T):
             return a  # type: ignore[no-any-return]
         values = _made(a, rng)
         if a.constant or position in definition.mutates:
             kind = "state" if position in definition.mutates else "constant"
             return Var(f"v{position}", a.dtype, a.shape, kind=kind, data=values)  # type: ignore[arg-type]
-        inputs.append(Var(f"input {len(inputs)}", a.dtype, a.limit or a.shape, a.limit is not None, "input"))
-        given.append(values)
-        return inputs[-1]
+        variables.append(Var(f"input {len(variables)}", a.dtype, a.limit or a.shape, a.limit is not None, "input"))
+        inputs.append(values)
+        return variables[-1]
 
     args = tuple(operand(a, k) for k, a in enumerate(case.args))
     outs = [Var(f"out{k}", t.dtype, t.shape) for k, t in enumerate(changed.outs)]
     if changed.agreeing:
         _agree(definition, args, outs)
-    dynamic = any(v.dynamic for v in inputs)
+    dynamic = any(v.dynamic for v in variables)
     for v in outs:
         v.dynamic = dynamic
     if definition.sym is not None:
         outs = [Var(v.name, None) for v in outs]
-    return FlatMethod("forward", list(inputs), list(outs), [Call(case.op, args, tuple(outs), f"{case.op} #0")]), given
+    call = Call(case.op, args, tuple(outs), f"{case.op} #0")
+    return FlatMethod("forward", variables, list(outs), [call]), inputs
 
 
 def _made(t: T, rng: np.random.Generator) -> np.ndarray:
     if t.values is not None:
         with np.errstate(all="ignore"):
             return np.resize(np.array(t.values), t.shape).astype(t.dtype.numpy)
-    if not t.dtype.is_float and math.ceil(t.low) >= math.ceil(t.high):  # of floats between two ints
+    if not t.dtype.is_float and math.ceil(t.low) >= math.ceil(t.high):  # a range of floats without an int
         t = replace(t, low=math.floor(t.low), high=math.floor(t.low) + 2)
     return t.make(rng)
 
 
 def _agree(definition: OpDef, args: Sequence[Operand], outs: Sequence[Var]) -> None:
-    """Declare the results as the rule has them for these arguments, as far as it goes."""
+    """Declare the results that the rule infers from these arguments, until it fails."""
     from ptegpu.compiler.partition import stand_ins
 
     tensors = [Tensor(v.name, v.dtype.device, v.sizes) for v in outs if v.dtype is not None]
@@ -183,7 +184,7 @@ def _agree(definition: OpDef, args: Sequence[Operand], outs: Sequence[Var]) -> N
 
 @contextmanager
 def within(seconds: int) -> Iterator[None]:
-    """Slow, if a block takes longer, by the processor's clock, or very much longer by any; in the main thread only."""
+    """Raise Slow if a block exceeds `seconds` of processor time or 20 times that of real time; main thread only."""
 
     def late(*_: object) -> None:
         raise Slow(f"more than {seconds} s")
@@ -201,7 +202,7 @@ def within(seconds: int) -> Iterator[None]:
 
 
 def judged(e: Exception) -> tuple[str, str]:
-    """What an error says of whoever raised it: its name, headed by "wrong" if a file may not lead to it."""
+    """Return an error's name and message; the name starts with "wrong: " unless a file may cause the error."""
     if isinstance(e, ALLOWED):
         return type(e).__name__, str(e)
     if isinstance(e, PtegpuError):
@@ -213,19 +214,19 @@ def judged(e: Exception) -> tuple[str, str]:
 
 
 def outcome(changed: Changed, device: Any, seconds: int = SECONDS) -> tuple[str, str]:
-    """What becomes of it: "ran", or the name of an allowed error; else what is wrong. And the words."""
+    """Run a change; return "ran", the name of an allowed error, or "wrong: …", and the message."""
     try:
         with within(seconds):
-            linear, given = method_of(changed)
-            items = partition(linear)
-            outers, _ = plan_methods({"forward": Cut(linear, items, join(linear, items))}, device.target)
+            flat, inputs = method_of(changed)
+            items = partition(flat)
+            outers, _ = plan_methods({"forward": Cut(flat, items, join(flat, items))}, device.target)
             random = (k := PORTABLE.get(changed.case.op)) is not None and k.random
 
             def run(after: Any) -> list[Any]:
                 method = MethodRunner(outers["forward"])
                 try:
                     method.open(device, SharedConstants())
-                    results = method.execute(given)
+                    results = method.execute(inputs)
                     after()
                     return [] if random else results
                 finally:

@@ -33,7 +33,7 @@ def test_what_needs_pytorch_is_left_out_and_counted(tmp_path: Path) -> None:
     for processes in ("0", "2"):
         code, lines = run(tmp_path, FILES, "-m", "not torch", "-n", processes)
         assert 0 == code, "\n".join(lines)
-        assert "3 files of tests need PyTorch: `make test` runs them" in lines
+        assert "3 test files need PyTorch: `make test` runs them" in lines
         assert lines[-1].startswith("1 passed")
 
 
@@ -49,5 +49,5 @@ def test_any_other_failure_to_import_is_one(tmp_path: Path) -> None:
     files = {f"test_{k}.py": f"{text}\ndef test_it(): pass" for k, text in enumerate(wrong)}
     code, lines = run(tmp_path, files)
     assert 2 == code
-    assert "0 files of tests need PyTorch: `make test` runs them" in lines
+    assert "0 test files need PyTorch: `make test` runs them" in lines
     assert "3 errors" in lines[-1]

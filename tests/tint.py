@@ -1,4 +1,4 @@
-"""Compiles WGSL under Tint, the compiler of Chrome, through Dawn's null backend: no GPU and no driver is touched.
+"""Compilation of WGSL with Tint, Chrome's compiler, through Dawn's null backend: it needs no GPU and no driver.
 
 `check(sources)` is for tests; sources carry their `enable` lines (`ptegpu.plan.directives.source(kernel, "tint")`).
 """
@@ -14,8 +14,8 @@ from ptegpu.gpu.webgpu import MATRICES, ShaderSource
 
 
 def check(wgsl_sources: Sequence[str]) -> list[str]:
-    """What Tint says against each source that it refuses, headed by the source's number; empty when all compile."""
-    return [f"source {number}: {said}" for number, wgsl in enumerate(wgsl_sources) if (said := _error(wgsl))]
+    """Return Tint's error for each source that it refuses, with the number of the source."""
+    return [f"source {number}: {message}" for number, wgsl in enumerate(wgsl_sources) if (message := _error(wgsl))]
 
 
 def _error(wgsl: str) -> str | None:
@@ -28,6 +28,6 @@ def _error(wgsl: str) -> str | None:
 
 @cache
 def _device() -> Dawn:
-    """A device with f16, subgroups and matrices that computes nothing."""
+    """Return a null device with f16, subgroups and matrices."""
     (adapter,) = Dawn.adapters(["Null"])
     return Dawn(adapter, ["shader-f16", "subgroups", MATRICES], {})

@@ -1,8 +1,8 @@
-"""A plugin of pytest for where PyTorch is not, or is not wanted: `pytest -p tests.torchless -m "not torch"`.
+"""A pytest plugin for runs without PyTorch: `pytest -p tests.torchless -m "not torch"`.
 
-PyTorch, ExecuTorch and torchao cannot be imported, installed or not. Test files that import them are left out, and how
-many is said at the end. Whatever else goes wrong in a file fails as ever. Tests that import them only when they run
-are marked `torch`.
+It blocks imports of PyTorch, ExecuTorch and torchao, installed or not. Test files that import them are skipped, and the
+summary counts them. Any other error in a file still fails. Tests that import them only when they run are marked
+`torch`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ FILES = pytest.StashKey[set[str]]()
 
 
 class Blocker:
-    """The first that Python asks for a module."""
+    """An import finder that refuses blocked modules."""
 
     def find_spec(self, name: str, *_: object) -> None:
         if name.partition(".")[0] in BLOCKED:
@@ -33,13 +33,13 @@ def chain(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def is_blocked(error: BaseException) -> bool:
-    """Whether it is about, or was raised from one about, a module that is blocked."""
+    """Return True if an error, or one that caused it, is the failed import of a blocked module."""
     names = [e.name or "" for e in chain(error) if isinstance(e, ModuleNotFoundError)]
     return any(name.partition(".")[0] in BLOCKED for name in names)
 
 
 class Module(pytest.Module):
-    """A file of tests; without any if what it imports is blocked."""
+    """A test file; it has no tests if it imports a blocked module."""
 
     def collect(self) -> Iterable[pytest.Item | pytest.Collector]:
         try:
@@ -48,7 +48,7 @@ class Module(pytest.Module):
             if not is_blocked(error):
                 raise
         self.config.stash[FILES].add(str(self.path))
-        for name, module in list(sys.modules.items()):  # half a module, which nobody else shall import
+        for name, module in list(sys.modules.items()):  # partly loaded: nothing else may import it
             if getattr(module, "__file__", None) == str(self.path):
                 del sys.modules[name]
         return []
@@ -64,7 +64,7 @@ def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> 
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    output = getattr(session.config, "workeroutput", None)  # of a process of pytest-xdist
+    output = getattr(session.config, "workeroutput", None)  # only in a worker of pytest-xdist
     if output is not None:
         output["left out"] = sorted(session.config.stash[FILES])
 
@@ -75,4 +75,4 @@ def pytest_testnodedown(node: Any) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    terminalreporter.write_line(f"{len(config.stash[FILES])} files of tests need PyTorch: `make test` runs them")
+    terminalreporter.write_line(f"{len(config.stash[FILES])} test files need PyTorch: `make test` runs them")

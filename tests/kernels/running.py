@@ -1,4 +1,4 @@
-"""One generated kernel on the adapter, without an operator around it."""
+"""Runs of one generated kernel on the adapter, without an operator around it."""
 
 from __future__ import annotations
 
@@ -27,9 +27,10 @@ def run(
     params: Mapping[str, int | float] | None = None,
     syms: Sequence[int] = (),
 ) -> list[np.ndarray]:
-    """What it writes: so many elements for each of its writes, which are zeros before. `params` is without `groups`.
+    """Run a kernel and return its outputs; `writes` are their lengths, and they hold zeros before.
 
-    `syms` are the words of symbolic ints; of a parameter that is one, `params` has the value, which is one of these.
+    `params` omits `groups`. `syms` are the words of symbolic ints; for a symbolic parameter, `params` has the value of
+    one of them.
     """
     writer = PlanWriter(Graph("running"), Memory(), gpu.target)
     for value in syms:
@@ -49,5 +50,5 @@ def run(
     plan = fixed(spec.kernel.name, buffers, (spec.kernel,), (dispatch,), (), inputs, outputs, block)
     plan = replace(plan, families=(replace(plan.families[0], words=tuple(writer.words)),))  # type: ignore[arg-type]
     with Session(gpu) as session:
-        found = session.run(session.prepare(plan), list(reads))
-    return [f for f in found if isinstance(f, np.ndarray)]
+        results = session.run(session.prepare(plan), list(reads))
+    return [f for f in results if isinstance(f, np.ndarray)]

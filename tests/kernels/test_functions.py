@@ -1,4 +1,4 @@
-"""Every function of `functions.wgsl` on the adapter, against NumPy in float64: over its domain and at its edges."""
+"""Functions of `functions.wgsl` on the adapter against NumPy in float64: over the domain of each and at its edges."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ def span(low: float, high: float, count: int = 201) -> list[float]:
 
 @dataclass(frozen=True)
 class F:
-    """What a function of floats must be; it is called with all edges, or pairs of them, and with more."""
+    """The expected values of a function of floats, for all edge values or pairs of them, and for `more`."""
 
-    want: Callable[..., Any]  # of float64
+    want: Callable[..., Any]  # on float64
     more: Sequence[float] = ()
-    near: float = 1e-6  # what a result may be off, relative to itself
-    floor: float = SMALLEST  # what it may be off in any case: where it nears zero and the argument does not
+    near: float = 1e-6  # relative tolerance
+    floor: float = SMALLEST  # absolute tolerance: for results near zero at arguments that are not
     edges: bool = True
     arity: int = 1
-    call: str = ""  # of `a` and `b`, where it is not the function of its arguments
+    call: str = ""  # an expression of `a` and `b`; by default the function of both
 
 
 def _bfloat16(a: np.ndarray) -> np.ndarray:
-    """Rounded to 8 bits of mantissa, ties to even."""
+    """Round to 8 bits of mantissa, ties to even."""
     return to_device(from_device(a.astype(np.float32), DType.BF16), DType.BF16, "a")
 
 
@@ -110,7 +110,7 @@ def test_every_function_is_tested() -> None:
 
 
 def called(call: str, arrays: Sequence[np.ndarray], writes: Sequence[DType]) -> list[np.ndarray]:
-    """`call` writes `y` and `z` at `i` for the elements `a` and `b`."""
+    """Run `call`, which writes `y` and `z` at `i` for the elements `a` and `b`."""
     gpu, count = device(), len(arrays[0])
     body = ["let i = group * WG + lid;", "if (i >= P.n) { return; }"]
     body += [f"let {name} = x{name}_at(i);" for name, _ in zip("ab", arrays)]
@@ -181,7 +181,7 @@ def test_the_bits_of_two_over_pi() -> None:
 
     unit = 1 << 400
     pi = 4 * (4 * arctan_of_one_over(5, unit) - arctan_of_one_over(239, unit))
-    bits = (2 * unit << 192) // pi  # of 2/π, before which there are 32 zeros
+    bits = (2 * unit << 192) // pi  # of 2/π, after 32 zeros
     places = np.arange(161, dtype=np.int32)
     (got,) = called("y_put(i, bitcast<i32>(two_over_pi(u32(a))));", [places], [I32])
     want = [(bits >> 192 + 32 - 32 - int(at)) % 2**32 for at in places]

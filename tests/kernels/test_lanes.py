@@ -1,4 +1,4 @@
-"""How lanes share rows and agree, on the adapter: along rows and across, with subgroups and without."""
+"""Lanes that share rows and combine their values, on the adapter: along rows and across, with and without subgroups."""
 
 from __future__ import annotations
 
@@ -75,15 +75,15 @@ def test_all_lanes_of_a_row_agree(count: int, columns: bool, subgroups: bool) ->
 {lanes.agree("highest", "top", MAX, "tops")}
   if (live) {{ y_put(row * {count}u + lane, total); z_put(row * {count}u + lane, highest); }}"""
     spec = kernel(lanes, body, gpu, "totals", "tops", writes=2)
-    told = {"rows": rows, "length": length}
-    y, z = run(spec, [x.reshape(-1)], [rows * count] * 2, gpu, groups=lanes.groups(rows), params=told)
+    params = {"rows": rows, "length": length}
+    y, z = run(spec, [x.reshape(-1)], [rows * count] * 2, gpu, groups=lanes.groups(rows), params=params)
     np.testing.assert_array_equal(np.repeat(x.sum(1), count), y)
     np.testing.assert_array_equal(np.repeat(x.max(1), count), z)
 
 
 @pytest.mark.parametrize(("count", "columns", "subgroups"), SHAPES)
 def test_several_values_are_folded_together(count: int, columns: bool, subgroups: bool) -> None:
-    """The place of the largest, and of equal ones the first."""
+    """Lanes find the largest element and its index, the first of equal ones."""
     lanes, gpu = lanes_of(count, columns, subgroups)
     rows, length = lanes.rows + 1, 70
     x = numbers(rows, length) % 10
@@ -98,8 +98,8 @@ def test_several_values_are_folded_together(count: int, columns: bool, subgroups
 {lanes.fold({"best": "bests", "place": "places"}, merge)}
   if (live && lane == 0u) {{ y_put(row, best); z_put(row, place); }}"""
     spec = kernel(lanes, body, gpu, "bests", "places", writes=2)
-    told = {"rows": rows, "length": length}
-    y, z = run(spec, [x.reshape(-1)], [rows, rows], gpu, groups=lanes.groups(rows), params=told)
+    params = {"rows": rows, "length": length}
+    y, z = run(spec, [x.reshape(-1)], [rows, rows], gpu, groups=lanes.groups(rows), params=params)
     np.testing.assert_array_equal(x.max(1), y)
     np.testing.assert_array_equal(x.argmax(1), z)
 
@@ -114,8 +114,8 @@ def test_scans_know_what_comes_before(count: int, columns: bool, subgroups: bool
 {lanes.scan("own_value", "+", "0", "sums")}
   if (live) {{ y_put(row * {count}u + lane, before); z_put(row * {count}u + lane, whole); }}"""
     spec = kernel(lanes, body, gpu, "sums", writes=2)
-    told = {"rows": rows, "length": count}
-    y, z = run(spec, [x.reshape(-1)], [x.size] * 2, gpu, groups=lanes.groups(rows), params=told)
+    params = {"rows": rows, "length": count}
+    y, z = run(spec, [x.reshape(-1)], [x.size] * 2, gpu, groups=lanes.groups(rows), params=params)
     np.testing.assert_array_equal((x.cumsum(1) - x).reshape(-1), y)
     np.testing.assert_array_equal(np.repeat(x.sum(1), count), z)
 
@@ -123,7 +123,7 @@ def test_scans_know_what_comes_before(count: int, columns: bool, subgroups: bool
 @pytest.mark.parametrize("length", [1, 7, 8, 9, 40, 80, 81])
 @pytest.mark.parametrize("subgroups", [False, True])
 def test_sweeps_meet_every_load_once(length: int, subgroups: bool) -> None:
-    """Held in registers or, where a row is too long for that, loaded on each walk."""
+    """A sweep holds a row in registers, or loads it in each pass if it is too long."""
     lanes, gpu = lanes_of(8, False, subgroups)
     sweep = Sweep(lanes, held(lanes, length), "x_at(row * P.length + j)")
     assert (sweep.held == 0) == (length > 8 * HELD_AT_MOST)
@@ -137,8 +137,8 @@ def test_sweeps_meet_every_load_once(length: int, subgroups: bool) -> None:
 {lanes.agree("total", "part", SUM, "totals")}
   if (live && lane == 0u) {{ z_put(row, total); }}"""
     spec = kernel(lanes, body, gpu, "totals", writes=2)
-    told = {"rows": 9, "length": length}
-    y, z = run(spec, [x.reshape(-1)], [x.size, 9], gpu, groups=lanes.groups(9), params=told)
+    params = {"rows": 9, "length": length}
+    y, z = run(spec, [x.reshape(-1)], [x.size, 9], gpu, groups=lanes.groups(9), params=params)
     np.testing.assert_array_equal((x * (2 if sweep.held else 1)).reshape(-1), y)
     np.testing.assert_array_equal((x * np.arange(1, length + 1)).sum(1), z)
 
@@ -146,12 +146,12 @@ def test_sweeps_meet_every_load_once(length: int, subgroups: bool) -> None:
 @pytest.mark.parametrize("loads", [0, 1, 80, 640, 641, 1000, 5120, 100_003])
 def test_pieces_cover_a_row_and_fit_the_registers(loads: int) -> None:
     lanes = Lanes(64, 64)
-    found = pieces(lanes, loads)
-    assert (found.parts - 1) * found.piece < max(loads, 1) <= max(found.parts * found.piece, 1)
-    assert found.held <= (HELD_AT_MOST if found.parts == 1 else HELD_OF_PIECE)
-    assert found.held * lanes.count >= found.piece
-    assert ({} if found.parts == 1 else {"parts": found.parts, "piece": found.piece}) == found.params(
-        "whole" if found.parts == 1 else "statistics"
+    split = pieces(lanes, loads)
+    assert (split.parts - 1) * split.piece < max(loads, 1) <= max(split.parts * split.piece, 1)
+    assert split.held <= (HELD_AT_MOST if split.parts == 1 else HELD_OF_PIECE)
+    assert split.held * lanes.count >= split.piece
+    assert ({} if split.parts == 1 else {"parts": split.parts, "piece": split.piece}) == split.params(
+        "whole" if split.parts == 1 else "statistics"
     )
 
 
@@ -160,20 +160,20 @@ def test_pieces_cover_a_row_and_fit_the_registers(loads: int) -> None:
 def test_what_is_chosen_fits_the_target(choice: LaneTable, target: Target) -> None:
     rows_and_loads = itertools.product((1, 3, 100, 5000, 200_000), (1, 4, 30, 200, 5000, 10**6))
     for subgroup, (rows, loads) in itertools.product((0, 4, 32), rows_and_loads):
-        given = replace(target, subgroups=bool(subgroup), subgroup_size=subgroup)
-        found = choose(choice, rows, loads, given)
-        assert found.workgroup <= target.max_invocations
-        assert found.count & (found.count - 1) == 0 < found.count <= found.workgroup
-        assert (choice.columns, subgroup) == (found.columns, found.subgroup)
-        assert found.groups(rows) * found.rows >= rows > (found.groups(rows) - 1) * found.rows
-        for _, left in found.shared("vec4<f32>", "a").values():
+        adapter = replace(target, subgroups=bool(subgroup), subgroup_size=subgroup)
+        lanes = choose(choice, rows, loads, adapter)
+        assert lanes.workgroup <= target.max_invocations
+        assert lanes.count & (lanes.count - 1) == 0 < lanes.count <= lanes.workgroup
+        assert (choice.columns, subgroup) == (lanes.columns, lanes.subgroup)
+        assert lanes.groups(rows) * lanes.rows >= rows > (lanes.groups(rows) - 1) * lanes.rows
+        for _, left in lanes.shared("vec4<f32>", "a").values():
             assert left * AGREED_BYTES <= target.max_shared_bytes
 
 
 def test_many_short_rows_share_a_workgroup_and_one_long_row_has_it_whole() -> None:
     target = Target()
-    assert (1, 256) == ((few := choose(ALONG_ROWS, 1000, 3, target)).count, few.rows)
+    assert (1, 256) == ((short := choose(ALONG_ROWS, 1000, 3, target)).count, short.rows)
     assert (256, 1) == ((long := choose(ALONG_ROWS, 2, 10**5, target)).count, long.rows)
-    assert {} == few.shared("f32", "a") and {"a": ("f32", 256)} == long.shared("f32", "a")
+    assert {} == short.shared("f32", "a") and {"a": ("f32", 256)} == long.shared("f32", "a")
     assert 8 == replace(long, subgroup=8).in_subgroup and replace(long, subgroup=8).by_subgroup
     assert {"a": ("f32", 32)} == replace(long, subgroup=8).shared("f32", "a")

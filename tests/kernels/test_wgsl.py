@@ -1,4 +1,4 @@
-"""What `build` puts around a body: accessors by dtype and lanes, parameters, symbolic ints, workgroups, memory."""
+"""Modules from `build`: accessors by dtype and lanes, parameters, symbolic ints, workgroups, memory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ptegpu.plan.target import Target
 
 F32, F16, I32, I8, U8, BOOL = DType.F32, DType.F16, DType.I32, DType.I8, DType.U8, DType.BOOL
 INF, NAN = np.inf, np.nan
-VALUES = {  # numbers of them that fill neither a word nor a quad
+VALUES = {  # counts that fill neither a word nor a quad
     F32: [0.0, -0.0, 1.5, -3e38, 1e-38, INF, -INF, NAN, 16777217.0, 0.1, 7.0],
     F16: [0.0, -0.0, 1.5, -65504.0, 6e-8, INF, -INF, NAN, 2049.0, 0.1, 7.0],
     I32: [0, 1, -1, 2**31 - 1, -(2**31), 16777217, 255],
@@ -39,10 +39,10 @@ def values(dtype: DType) -> np.ndarray:
     return np.array(VALUES[dtype], dtype.numpy)
 
 
-def each(body: str, **how: Any) -> KernelSpec:
-    """`body` for every `i` below `P.n`, an element or a quad."""
+def each(body: str, **options: Any) -> KernelSpec:
+    """Build a kernel that runs `body` for every `i` below `P.n`, an element or a quad."""
     text = f"let i = group * WG + lid;\nif (i >= P.n) {{ return; }}\n{body}"
-    return build("each", text, params=[("n", "u32")], workgroup=8, **how)
+    return build("each", text, params=[("n", "u32")], workgroup=8, **options)
 
 
 def steps(count: int, lanes: int) -> dict[str, Any]:
@@ -82,8 +82,8 @@ def test_single_elements_are_written_where_they_share_no_word(gpu: Device, dtype
     if not writable(dtype, gpu.target):
         with pytest.raises(TypeError) as error:
             each("y_put(i, x_at(i));", target=gpu.target, reads=reads, writes=writes)
-        wanted = f"y: single elements of {dtype.value} share a word; write quads or another type"
-        assert wanted == str(error.value)
+        expected = f"y: single elements of {dtype.value} share a word; write quads or another type"
+        assert expected == str(error.value)
         assert writable(store_type(dtype, gpu.target), gpu.target)
         return
     assert dtype is store_type(dtype, gpu.target)
@@ -95,8 +95,8 @@ def test_single_elements_are_written_where_they_share_no_word(gpu: Device, dtype
 @pytest.mark.parametrize(("dtype", "compute"), [(I8, I32), (U8, I32), (F16, F32)])
 def test_what_is_wider_than_its_dtype(gpu: Device, dtype: DType, compute: DType) -> None:
     """Ints wrap, floats round to the nearest even, and beyond the largest half is infinity."""
-    given = [300, -300, 128, -129, 2**31 - 1, 0, 5] if compute is I32 else [1e-9, 2049, 2051, 65519, -1e6, NAN, 0.1]
-    x = np.array(given, compute.numpy)
+    numbers = [300, -300, 128, -129, 2**31 - 1, 0, 5] if compute is I32 else [1e-9, 2049, 2051, 65519, -1e6, NAN, 0.1]
+    x = np.array(numbers, compute.numpy)
     reads, writes = {"x": Storage(compute, 4)}, {"y": Storage(dtype, 4)}
     spec = each("y_put4(i, x_at4(i));", target=gpu.target, reads=reads, writes=writes)
     (got,) = run(spec, [x], [len(x)], gpu, **steps(len(x), 4))
@@ -129,14 +129,14 @@ def test_parameters_and_symbolic_ints(gpu: Device) -> None:
     writes = {"whole": Storage(I32), "part": Storage(F32)}
     spec = build("told", body, target=gpu.target, reads={}, writes=writes, params=params, workgroup=1)
     assert spec.reads_syms
-    given = {"big": 2**32 - 1, "low": -5, "slot": 3, "half": 0.5, "last": 252, "much": -1.8e308}
-    whole, part = run(spec, [], [4, 2], gpu, params=given, syms=range(-3, 253))
-    assert [-1, -5, 3, 252] == whole.tolist()
-    assert [0.5, -INF] == part.tolist()
+    arguments = {"big": 2**32 - 1, "low": -5, "slot": 3, "half": 0.5, "last": 252, "much": -1.8e308}
+    ints, floats = run(spec, [], [4, 2], gpu, params=arguments, syms=range(-3, 253))
+    assert [-1, -5, 3, 252] == ints.tolist()
+    assert [0.5, -INF] == floats.tolist()
 
 
 def test_workgroups_of_a_folded_grid_are_numbered(gpu: Device) -> None:
-    """The grid may be larger than the number of workgroups: the rest does nothing."""
+    """The grid may be larger than the number of workgroups; the others do nothing."""
     body = "if (lid == 1u) { y_put(group, i32(group) + i32(P.groups) * 100); }"
     spec = build("numbered", body, target=gpu.target, reads={}, writes={"y": Storage(I32)}, workgroup=2)
     for grid in ((7, 1), (1, 7), (3, 3), (4, 2)):

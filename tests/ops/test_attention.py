@@ -1,4 +1,4 @@
-"""Attention: lengths, positions, shared heads and widths crossed; masks, parts, caches that last between runs."""
+"""Attention: every combination of length, position, head sharing and width; masks, split keys, persistent caches."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Torch = torch.Tensor
 def attention(
     q: Torch, k: Torch, v: Torch, start: int, mask: Torch | None = None, drop=0.0, causal=False, scale: Any = None
 ) -> Torch:
-    """q (B, S, H, D) from position `start` on, k and v (B, C, H', D), of which the queries see up to their own end."""
+    """Return causal attention of q (B, S, H, D) from position `start` over k and v (B, C, H', D)."""
     work = q.dtype if q.dtype == torch.float64 else torch.float32
     first, end = max(start, 0), k.shape[1]
     if mask is None:
@@ -70,7 +70,7 @@ def cached(
     scale: float | None = None,
     longest: int | None = None,
 ) -> Case:
-    """Planned at position 0, run at `start`."""
+    """Return a case that is planned at position 0 and run at `start`."""
 
     def new(h: int) -> T:
         return T((batch, s, h, dim), dtype, limit=(batch, longest, h, dim) if longest else None)
@@ -91,7 +91,7 @@ def writes(b: int, s: int, c: int, h: int, d: int, start: int, dtype: DType = F3
     return Case("update_cache.default", args, update, mutated=(1,))
 
 
-# Every length, and every sharing, with every width; neighbours share a pipeline.
+# Every length and every head sharing with every width; neighbours share a pipeline.
 SWEEP = {
     4: [(1, 2), (2, 1), (7, 8), (33, 1), (33, 4)],
     16: [(1, 4), (2, 2), (7, 4), (33, 1), (33, 8)],
@@ -120,12 +120,12 @@ BEYOND = [  # start + s > CACHE, and before 0: clamped
 CACHED = [
     cached(1, 9, 4, 16, batch=2),
     cached(33, 3, 2, 16, batch=2),
-    cached(2, 9, 1, 7, heads=3),  # no whole quads
+    cached(2, 9, 1, 7, heads=3),  # not a multiple of 4
     cached(33, 3, 2, 7, heads=1, batch=2),
     cached(1, 5, 4, 16, scale=0.3),
     cached(2, 5, 2, 16, causal=False),
-    cached(1, 599, 4, 16, cache=600),  # in parts
-    cached(1, 3, 4, 16, cache=600),  # of which all but one are empty
+    cached(1, 599, 4, 16, cache=600),  # split keys
+    cached(1, 3, 4, 16, cache=600),  # split keys, all parts but one empty
     cached(2, 511, 2, 16, cache=600),
     cached(33, 500, 4, 16, cache=600),
     cached(33, 0, 4, 16, cache=600),
@@ -172,14 +172,14 @@ def plain(
     q: tuple[int, ...], keys: int, *, heads: int = 2, width: int | None = None, mask: T | None = None,
     scale: float | None = None, dtype: DType = F32,
 ) -> Case:  # fmt: skip
-    """q (B, H, S, D) against `keys` keys of `heads` heads, with values of `width` elements."""
+    """Return a case of q (B, H, S, D) with `keys` keys of `heads` heads and values of `width` elements."""
     lead = (*q[:-3], heads) if len(q) > 2 else ()
     args = (T(q, dtype), T((*lead, keys, q[-1]), dtype), T((*lead, keys, width or q[-1]), dtype), mask, scale)
     return Case("et_vk.sdpa.default", args, grouped)
 
 
 def hides(*shape: int) -> T:
-    """A mask that adds 0 or -inf, the first key of every row seen."""
+    """Return a mask of 0 and -inf that leaves the first key of every row visible."""
     rng = np.random.default_rng(7)
     values = np.where(rng.random(shape) < 0.5, 0.0, -np.inf)
     values[..., 0] = 0.0
@@ -187,7 +187,7 @@ def hides(*shape: int) -> T:
 
 
 def blind(rows: int, keys: int) -> T:
-    """A mask that hides everything from the second row."""
+    """Return a mask that hides every key from the second row."""
     values = np.zeros((rows, keys))
     values[1] = -np.inf
     return T((rows, keys), values=tuple(values.reshape(-1)))
@@ -245,7 +245,7 @@ def peer(q: Torch, keys: Torch, values: Torch, mask: None = None, scale: float |
 
 
 def cached_peer(q: Torch, k: Torch, v: Torch, keys: Torch, values: Torch, start: int, *_: Any) -> Torch:
-    """The cache is written, and read up to the last position; causal for a whole prompt alone."""
+    """Write the caches and attend up to the last position; only a full prompt needs the causal mask."""
     end = start + q.shape[1]
     keys[:, start:end], values[:, start:end] = k, v
     q, k, v = (x.transpose(1, 2) for x in (q, keys[:, :end], values[:, :end]))
@@ -253,7 +253,7 @@ def cached_peer(q: Torch, k: Torch, v: Torch, keys: Torch, values: Torch, start:
 
 
 def real(s: int, start: int, cache: int, dtype: DType = F32) -> Case:
-    """32 heads of 64 that share 8 key heads."""
+    """Return a case with 32 heads of 64 elements that share 8 key heads."""
     return replace(cached(s, start, 4, 64, heads=8, cache=cache, dtype=dtype), peer=cached_peer)
 
 
@@ -296,11 +296,11 @@ def test_what_lies_beyond_the_queries_does_not_matter(s, start):
 )
 def test_the_reference_agrees_with_the_exporter(case):
     rng = np.random.default_rng(1)
-    made = {id(a): a.make(rng) for a in case.args if isinstance(a, T)}
+    arrays = {id(a): a.make(rng) for a in case.args if isinstance(a, T)}
 
     def arguments() -> list[Any]:
         plain = [a.value if isinstance(a, S) else a for a in case.args]
-        return [torch.from_numpy(made[id(a)].copy()) if isinstance(a, T) else a for a in plain]
+        return [torch.from_numpy(arrays[id(a)].copy()) if isinstance(a, T) else a for a in plain]
 
     theirs, ours = arguments(), arguments()
     if case.op == "sdpa_with_kv_cache.default":
@@ -308,12 +308,12 @@ def test_the_reference_agrees_with_the_exporter(case):
     results = [torch_operator("llama." + case.op)(*theirs), case.reference(*ours)]
     for k in case.mutated:
         assert torch.equal(theirs[k], ours[k])
-    if case.op != "update_cache.default":  # whose result means nothing
+    if case.op != "update_cache.default":  # its result is undefined
         compare(results[0].numpy(), results[1].numpy(), 1e-5, "the exporter's operator")
 
 
 def test_a_conversation_on_one_state():
-    """A prompt of five, then tokens one by one: one plan serves all calls, and the caches keep what was written."""
+    """One plan serves a prompt of five tokens and three single tokens; the caches persist between the calls."""
     case = cached(5, 0, 4, 16, longest=8)
     rng = np.random.default_rng(3)
     arrays = {id(a): a.make(rng) for a in case.args if isinstance(a, T)}
@@ -335,7 +335,7 @@ def test_a_conversation_on_one_state():
 
 
 class Cached(nn.Module):
-    """Attention over caches of its own, as the exporter's language models have it."""
+    """Attention with its own caches, as in the exporter's language models."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -354,15 +354,15 @@ def test_exported(delegate):
 
     torch_operator("llama.custom_sdpa.default")  # defines the namespace
 
-    def given(s: int) -> list[Torch]:
+    def operands(s: int) -> list[Torch]:
         return [torch.randn(1, s, h, 8) for h in (4, 2, 2)]
 
     length = {1: torch.export.Dim("s", min=1, max=16)}
     shapes = (length, length, length, torch.export.Dim.DYNAMIC)
-    program = ptegpu.load(export(Cached(), (*given(5), 3), delegate=delegate, dynamic_shapes=shapes))
+    program = ptegpu.load(export(Cached(), (*operands(5), 3), delegate=delegate, dynamic_shapes=shapes))
     eager = Cached()
     for s, start in [(5, 0), (1, 5), (1, 6), (3, 7)]:
-        args = (*given(s), start)
+        args = (*operands(s), start)
         close(program(*args), eager(*args))
 
 

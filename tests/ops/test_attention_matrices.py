@@ -1,4 +1,4 @@
-"""Attention on matrix units, emulated: within the cost of rounding to f16, at edges of tiles, beyond its range."""
+"""Attention on emulated matrix units: f16 rounding error, edges of tiles, values beyond the range of f16."""
 
 from __future__ import annotations
 
@@ -55,9 +55,10 @@ def normal(*shape: int, scale: Array | float = 1.0, dtype: Any = np.float32, see
 def compare(
     y: Array, q: Array, k: Array, v: Array, start: int | None, causal: bool, scale: float | None = None
 ) -> None:
-    """y [B, S, H, D] of q [B, S, H, D] from `start` on (or not bounded by it), k and v [B, T, H', D].
+    """Compare y [B, S, H, D] with attention of q [B, S, H, D] over k and v [B, T, H', D] in float64.
 
-    Each element is within what it costs to round q, k, v and exponentials to f16.
+    Queries start at position `start`; None disables the causal mask. The error of each element is bounded by rounding
+    q, k, v and the exponentials to f16.
     """
     dtype, length = y.dtype, q.shape[1]
     q, k, v = (x.astype(np.float64).transpose(0, 2, 1, 3) for x in (q, k, v))  # [B, H, S, D]
@@ -70,7 +71,7 @@ def compare(
     p = np.exp(scores - scores.max(-1, keepdims=True))
     p /= p.sum(-1, keepdims=True)
     right = p @ v
-    off = 2**-10 * abs(scale) * (np.abs(q) @ np.swapaxes(np.abs(k), 2, 3))  # of scores
+    off = 2**-10 * abs(scale) * (np.abs(q) @ np.swapaxes(np.abs(k), 2, 3))  # error of the scores
     terms = p * np.abs(v).max(-1)[:, :, None]
     most = (terms * off).sum(-1) + terms.sum(-1) * (p * off).sum(-1) + 2**-10 * terms.sum(-1) + 1e-37
     error = np.abs(y.astype(np.float64).transpose(0, 2, 1, 3) - right)
@@ -98,28 +99,31 @@ def run(
     precision: Precision = "fast",
     device_class: DeviceClass = BUSY,
 ) -> Array:
-    """All are [B, S, H, D], whatever the operator takes."""
+    """Run `op` on matrix units; operands and result are [B, S, H, D], whatever layout the operator takes."""
     s = Sketch()
     first = op in (PLAIN, FREE)
-    given = [np.ascontiguousarray(x.swapaxes(1, 2)) if first else x for x in (q, k, v)]
-    x, keys, values = (s.input(*a.shape, dtype=DType.of(a.dtype)) for a in given)
+    inputs = [np.ascontiguousarray(x.swapaxes(1, 2)) if first else x for x in (q, k, v)]
+    x, keys, values = (s.input(*a.shape, dtype=DType.of(a.dtype)) for a in inputs)
     if op == CACHED:
         y = s.tensor(op, x, keys, values, s.sym(0), None, 0.0, causal, scale)
-        given.append(start)  # type: ignore[arg-type]
+        inputs.append(start)  # type: ignore[arg-type]
     elif op == PLAIN:
         y = s.tensor(op, x, keys, values, None, 0.0, causal, scale)
     else:
         y = s.tensor(op, x, keys, values, None, scale)
     gpu.target = replace(gpu.target, precision=precision, device_class=device_class)
     engine = engine_of(s.returns(y), gpu, cover=False)
-    found = np.asarray(engine.run(given)[0])
+    result = np.asarray(engine.run(inputs)[0])
     assert "attention_matrices" in ran(engine.plan), ran(engine.plan)
-    return found.swapaxes(1, 2) if first else found
+    return result.swapaxes(1, 2) if first else result
 
 
 @pytest.fixture
 def close_rows(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Without the room between rows, which only saves time, the largest tiles fit a software adapter too."""
+    """Remove the padding between rows, so that a software adapter has memory for the largest tiles.
+
+    The padding only saves time.
+    """
     monkeypatch.setattr(kernels, "PAD", 0)
     kernels.tiles.cache_clear()  # type: ignore[attr-defined]
     yield
@@ -127,7 +131,7 @@ def close_rows(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def operands(length: int, cache: int, heads: int, sharing: int, dim: int, batch: int = 1) -> list[Array]:
-    """q with scores of some spread, k and v."""
+    """Return q, k and v whose scores vary."""
     q = normal(batch, length, heads * sharing, dim, scale=3.0)
     return [q, normal(batch, cache, heads, dim, seed=1), normal(batch, cache, heads, dim, seed=2)]
 
@@ -144,7 +148,7 @@ def operands(length: int, cache: int, heads: int, sharing: int, dim: int, batch:
 )
 def test_caches(gpu: Device, length: int, start: int, cache: int, heads: int, sharing: int, dim: int) -> None:
     q, k, v = operands(length, cache, heads, sharing, dim)
-    k[:, start + length :] = v[:, start + length :] = np.nan  # what was never written
+    k[:, start + length :] = v[:, start + length :] = np.nan  # never written
     compare(run(gpu, CACHED, q, k, v, start), q, k, v, start, True)
 
 
@@ -177,7 +181,7 @@ def test_values_of_another_size(gpu: Device) -> None:
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16], ids=["f32", "f16"])
 def test_new_keys_and_values_go_into_caches(gpu: Device, dtype: Any) -> None:
-    """Of half, with queries of float too."""
+    """Caches are f32 or f16, queries f32."""
     q, k, v = operands(50, 150, 2, 2, 32)
     caches = k.astype(dtype), v.astype(dtype)
     new = normal(1, 50, 2, 32, seed=3), normal(1, 50, 2, 32, seed=4)
@@ -188,10 +192,10 @@ def test_new_keys_and_values_go_into_caches(gpu: Device, dtype: Any) -> None:
     gpu.target = replace(gpu.target, precision="fast", device_class=BUSY)
     engine = engine_of(s.returns(y), gpu, cover=False)
     for start in (0, 50, 93):
-        found = np.asarray(engine.run([q, *new, start])[0])
-        for cache, given in zip(caches, new, strict=True):
-            cache[:, start : start + 50] = given
-        compare(found, q, *caches, start, True)
+        actual = np.asarray(engine.run([q, *new, start])[0])
+        for cache, rows in zip(caches, new, strict=True):
+            cache[:, start : start + 50] = rows
+        compare(actual, q, *caches, start, True)
     assert "attention_matrices" in ran(engine.plan)
 
 
@@ -200,8 +204,8 @@ def test_keys_in_parts(gpu: Device, units: int) -> None:
     q, k, v = operands(48, 800, 1, 1, 32)
     busy = replace(BUSY, units=units)
     for start in (0, 100, 752):
-        found = run(gpu, CACHED, q, k, v, start, device_class=busy)
-        compare(found, q, k, v, start, True)
+        actual = run(gpu, CACHED, q, k, v, start, device_class=busy)
+        compare(actual, q, k, v, start, True)
 
 
 @pytest.mark.parametrize("which", ["keys", "values", "queries"])
@@ -219,14 +223,14 @@ def test_values_of_any_size(gpu: Device) -> None:
     v *= 10.0 ** (np.arange(150) * 7 % 61 - 30)[:, None, None]
     v[:, 5] = 0
     compare(run(gpu, CACHED, q, k, v, 100), q, k, v, 100, True)
-    k[:, :, :, 0] += np.linspace(-150, 150, 150)[:, None] * np.log(10) ** 0.5 / 3  # scores that undo it, and more
+    k[:, :, :, 0] += np.linspace(-150, 150, 150)[:, None] * np.log(10) ** 0.5 / 3  # scores that more than undo it
     q[:, :, :, 0] = 3.0
     compare(run(gpu, CACHED, q, k, v, 100), q, k, v, 100, True)
 
 
 @pytest.mark.parametrize("power", [3, -3, 10])
 def test_values_that_grow(gpu: Device, power: int) -> None:
-    """From one step to the next, or that shrink; scores stay where they are."""
+    """Values grow or shrink from one step to the next; scores do not."""
     q, k, v = operands(50, 150, 1, 1, 32)
     v *= 10.0 ** (power * (np.arange(150) // 32 - 2))[:, None, None]
     compare(run(gpu, CACHED, 0.1 * q, k, v, 100), 0.1 * q, k, v, 100, True)
@@ -235,7 +239,7 @@ def test_values_that_grow(gpu: Device, power: int) -> None:
 @pytest.mark.parametrize("rise", [0.0, 0.3 * HEADROOM, 0.9 * HEADROOM, 1.1 * HEADROOM, 20 * HEADROOM])
 @pytest.mark.parametrize("dim", [32, 64])
 def test_scores_that_rise(gpu: Device, rise: float, dim: int) -> None:
-    """From one step to the next, by powers of two; then a step down. Results of more than a tile are faded."""
+    """Scores rise by powers of two from step to step, then drop; accumulated results are rescaled."""
     q, k, v = operands(50, 150, 1, 1, dim)
     q[..., 0], k[..., 0] = dim**0.5, ((np.arange(150) // 32 * rise * np.log(2)) * (np.arange(150) < 110))[:, None]
     compare(run(gpu, CACHED, q, k, v, 100), q, k, v, 100, True)
@@ -250,8 +254,8 @@ def test_nan_and_infinity_stay_in_their_rows(gpu: Device) -> None:
     odd = seeing | np.isin(np.arange(50), [7, 9])
     assert np.isnan(y[0, odd]).any(-1).all()
     plain = np.nan_to_num(q, nan=0, posinf=0)[:, ~seeing]
-    found = np.where(odd[None, :, None, None], run(gpu, CACHED, np.nan_to_num(q, nan=0, posinf=0), k, v, 40), y)
-    compare(found[:, ~seeing], plain, k, v, 40, True)
+    actual = np.where(odd[None, :, None, None], run(gpu, CACHED, np.nan_to_num(q, nan=0, posinf=0), k, v, 40), y)
+    compare(actual[:, ~seeing], plain, k, v, 40, True)
 
 
 def test_fewer_rows_than_there_may_be(gpu: Device) -> None:
@@ -266,7 +270,7 @@ def test_fewer_rows_than_there_may_be(gpu: Device) -> None:
 
 @pytest.mark.parametrize("op", [CACHED, PLAIN])
 def test_a_plan_for_all_sizes(op: str) -> None:
-    """It does at each what one does that was made for that size alone, and has few choices."""
+    """At each size the plan equals one made for that size alone, and it has few alternatives."""
     s = sketch(op, DType.F32, 300, 1000, 64)
     target = replace(TARGET, precision="fast")
     dynamic = [True] * len(s.graph.inputs)
@@ -278,19 +282,19 @@ def test_a_plan_for_all_sizes(op: str) -> None:
     plan = traced.plan()
     choices = [c for f in plan.families for steps in f.steps for c in steps]
     names = [[plan.kernels[d.kernel].name for d in c.dispatches] for c in choices]
-    assert 1 <= sum("attention_matrices" in found for found in names) <= 3
+    assert 1 <= sum("attention_matrices" in kernels for kernels in names) <= 3
 
 
 def sketch(op: str, dtype: DType, length: int = 60, keys: int = 128, dim: int = 64, mask: bool = False) -> Sketch:
     s = Sketch()
     if op == CACHED:
         x, k, v = s.input(1, length, 8, dim, dtype=dtype), *(s.state(1, keys, 2, dim, dtype=dtype) for _ in "kv")
-        given = s.input(length, keys) if mask else None
-        s.returns(s.tensor(op, x, k, v, s.sym(0), given, 0.0, not mask, None))
+        attn_mask = s.input(length, keys) if mask else None
+        s.returns(s.tensor(op, x, k, v, s.sym(0), attn_mask, 0.0, not mask, None))
     else:
         x, k, v = s.input(1, 8, length, dim, dtype=dtype), *(s.input(1, 2, keys, dim, dtype=dtype) for _ in "kv")
-        given = s.input(length, keys) if mask else None
-        s.returns(s.tensor(op, x, k, v, given, *([0.0, not mask] if op == PLAIN else []), None))
+        attn_mask = s.input(length, keys) if mask else None
+        s.returns(s.tensor(op, x, k, v, attn_mask, *([0.0, not mask] if op == PLAIN else []), None))
     return s
 
 
@@ -310,8 +314,8 @@ CHOICES: dict[tuple[str, DType], tuple[bool, bool, bool]] = {  # matrix units un
 
 @pytest.mark.parametrize(("op", "dtype"), CHOICES, ids=lambda v: getattr(v, "name", v))
 def test_precision_is_a_promise(op: str, dtype: DType) -> None:
-    found = [chosen(sketch(op, dtype), replace(TARGET, precision=p)) for p in ("exact", "auto", "fast")]
-    assert tuple(found) == CHOICES[op, dtype]
+    choices = [chosen(sketch(op, dtype), replace(TARGET, precision=p)) for p in ("exact", "auto", "fast")]
+    assert tuple(choices) == CHOICES[op, dtype]
 
 
 def test_caches_are_rounded_where_weights_are() -> None:
@@ -349,7 +353,7 @@ def test_what_others_compute(op: str, other: dict[str, Any]) -> None:
 
 
 def test_little_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As much as the queries make for sure."""
+    """The estimate of the work counts only keys that are certain to be visible."""
     monkeypatch.setattr(attention_matrices, "WORTH", 8 * 60 * 60 * 128)
     assert chosen(sketch(CACHED, DType.F32, 60), replace(TARGET, precision="fast"))
     assert not chosen(sketch(CACHED, DType.F32, 59), replace(TARGET, precision="fast"))
@@ -359,12 +363,12 @@ def test_little_work(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("dim", [16, 48, 64, 80, 96, 128])
 def test_tint_takes_every_kernel(dim: int) -> None:
-    found = []
+    generated = []
     for op, dtype in CHOICES:
         for units in (1, 16):
             target = replace(TARGET, precision="fast", device_class=replace(BUSY, units=units))
             plan = plan_of(sketch(op, dtype, keys=1000, dim=dim).graph, target)[0]
-            found += [k for k in plan.kernels if k.name in ("attention_matrices", "matrix_blocks")]
-    assert len({k.wgsl for k in found if k.name == "attention_matrices"}) >= 8
-    assert check([source(k, "tint") for k in dict.fromkeys(found)]) == []
-    assert all(k.shared_bytes <= TARGET.max_shared_bytes for k in found)
+            generated += [k for k in plan.kernels if k.name in ("attention_matrices", "matrix_blocks")]
+    assert len({k.wgsl for k in generated if k.name == "attention_matrices"}) >= 8
+    assert check([source(k, "tint") for k in dict.fromkeys(generated)]) == []
+    assert all(k.shared_bytes <= TARGET.max_shared_bytes for k in generated)

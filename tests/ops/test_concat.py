@@ -1,4 +1,4 @@
-"""Joins, overlays, padding and rolling: every dimension, every dtype, many parts, nothing at all."""
+"""Joins, overlays, padding and rolling: every dimension, every dtype, many operands, empty tensors."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_at_most_eight_bindings() -> None:
     plan = plan_of(graph, device().target)
     storage = [len(d.bindings) - 1 for d in plan.dispatches]
     assert max(storage) == 8
-    assert len(storage) == 9 + 2 + 1  # of seven each: sixty, nine, two
+    assert len(storage) == 9 + 2 + 1  # seven operands per kernel: 60, then 9, then 2 tensors
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Convolutions: every variant over one to three axes, groups, dilation, transposed, clamped, live batches and sizes."""
+"""Convolutions: every variant over one to three axes, groups, dilation, transposed, clamped, dynamic sizes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def conv(
     clamp: tuple[float | None, float | None] | None = None,
     note: str = "",
 ) -> Case:
-    """Steps of one and no padding unless given; weights are constants."""
+    """Return a convolution with constant weights; by default its stride is 1 and its padding 0."""
     axes = len(weight) - 2
     channels = weight[1] * groups if transposed else weight[0]
     args = (
@@ -58,9 +58,9 @@ def conv(
 
 
 def clamped(*args) -> torch.Tensor:
-    """PyTorch refuses a bound that its dtype does not hold, such as the largest double, which stands for none."""
-    *given, low, high = args
-    return torch.clamp(torch.convolution(*given), low, None if high == RELU else high)
+    """Clamp a convolution; the largest double means no upper bound, because PyTorch refuses it for smaller dtypes."""
+    *operands, low, high = args
+    return torch.clamp(torch.convolution(*operands), low, None if high == RELU else high)
 
 
 transposed = partial(conv, transposed=True)
@@ -82,7 +82,7 @@ POINTWISE = [
     conv((2, 24, 1, 1), (12, 12, 1, 1), groups=2),
     conv((2, 8, 3, 3), (8, 1, 1, 1), groups=8),
     conv((2, 12, 3, 4, 5), (6, 12, 1, 1, 1)),
-    conv((2, 520, 4, 4), (6, 260, 1, 1), groups=2),  # in parts of K
+    conv((2, 520, 4, 4), (6, 260, 1, 1), groups=2),  # split K
     conv((2, 20, 6, 6), (9, 20, 1, 1), dtype=F16),
     conv((2, 20, 5, 5), (9, 20, 1, 1), dtype=F16),
     conv((2, 20, 6, 7), (9, 20, 1, 1), clamp=(0.0, RELU)),
@@ -118,7 +118,7 @@ WINDOWS = [
     conv((1, 9, 7, 7), (3, 9, 3, 3), padding=[1, 1]),
     conv((1, 1, 5, 6), (4, 1, 2, 2), bias=False),
     conv((1, 40, 4, 4), (6, 40, 3, 3), padding=[1, 1]),
-    conv((2, 120, 3, 3), (6, 120, 3, 3), padding=[1, 1]),  # in parts of K
+    conv((2, 120, 3, 3), (6, 120, 3, 3), padding=[1, 1]),  # split K
     conv((2, 32, 5, 5), (32, 16, 3, 3), padding=[1, 1], groups=2),
     conv((2, 8, 30), (12, 8, 3), [2], [1]),
     conv((1, 8, 30), (33, 8, 5), [1], [0], [2], bias=False),
@@ -206,7 +206,7 @@ LIVE = [
 @pytest.mark.parametrize("shape", [(0, 8, 9, 12), (1, 8, 3, 3), (2, 8, 9, 5), (3, 8, 4, 12)])
 @pytest.mark.parametrize("make", LIVE, ids=["windows", "pointwise", "direct", "strided", "transposed", "phases"])
 def test_live_sizes(make, shape):
-    """Images of any number and size in the memory of the largest; one of the window's size is a row of a matrix."""
+    """Any number and size of images fits the memory of the largest; one of the window's size becomes a matrix row."""
     check(make(x=shape, limit=(3, 8, 9, 12)))
 
 
@@ -238,11 +238,11 @@ CHOICES = [
 @pytest.mark.parametrize("case, name", CHOICES, ids=str)
 def test_choice_of_variant(case, name):
     x, weight, _, stride, padding, dilation, flipped, more, groups = case.args
-    given, w = Tensor("x", x.dtype, x.shape), Tensor("w", weight.dtype, weight.shape)
+    image, w = Tensor("x", x.dtype, x.shape), Tensor("w", weight.dtype, weight.shape)
     window = window_of(x.shape[2:], weight.shape[2:], stride, padding, dilation, more if flipped else None)
     y = Tensor("y", x.dtype, (x.shape[0], weight.shape[1] * groups if flipped else weight.shape[0], *window.out))
-    found = product.convolved(given, w, window, groups, y.shape[1], y)
-    assert product.choose(found, Target()).name == name
+    convolution = product.convolved(image, w, window, groups, y.shape[1], y)
+    assert product.choose(convolution, Target()).name == name
 
 
 GEOMETRY = conv((1, 3, 4, 4), (5, 3, 3, 3)).args[3:]

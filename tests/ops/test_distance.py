@@ -1,4 +1,4 @@
-"""Distances between rows: every norm, batches that broadcast, widths in quads and not, nothing at all."""
+"""Distances between rows: every norm, batches that broadcast, widths with and without a remainder, empty tensors."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def cdist(x: T, y: T, p: float = 2.0) -> Case:
 
 
 def distances(x: torch.Tensor, y: torch.Tensor, p: float, mode: int | None) -> torch.Tensor:
-    """PyTorch has no distances of halves on a CPU."""
+    """Compute f16 distances in f32, because PyTorch has none for f16 on a CPU."""
     exact = x.float() if x.dtype is torch.float16 else x
     return torch.ops.aten._cdist_forward(exact, y.to(exact.dtype), p, mode).to(x.dtype)
 

@@ -1,4 +1,4 @@
-"""Elementwise operators: every function over its domain and at its edges, every dtype it has, broadcasting, scalars."""
+"""Elementwise operators: every function over its domain and at its edges, every dtype, broadcasting, scalars."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ DOMAINS = {  # function → interval, tolerance relative to the largest result, 
     "hardswish": (-5, 5, 5e-7, (INF, NAN)),
     "gelu": (-5, 5, 5e-7, (0.0, 20.0, -20.0, NAN)),
 }
-EXACT = 1e-30  # an atol of nothing, of which 0 is not one
+EXACT = 1e-30  # practically no tolerance; 0 counts as unset
 
 UNARY = [
     *(aten(f"{name}.default", T((517,), low=low, high=high), atol=atol or EXACT)
@@ -140,12 +140,12 @@ BINARY = [
       for name in ("add", "sub", "rsub", "mul", "div", "fmod", "remainder", "floor_divide")),
     *(aten(f"{name}.Scalar", T((2, 9), I32, low=-9, high=9), 2.5)
       for name in ("add", "mul", "div", "fmod", "remainder")),
-    *(aten(f"{name}.Scalar", T((12,), I8, low=-128, high=128), y)  # the scalar wraps before
+    *(aten(f"{name}.Scalar", T((12,), I8, low=-128, high=128), y)  # the scalar wraps first
       for name in ("fmod", "remainder", "floor_divide") for y in (300, -200)),
     *(aten(f"{name}.Scalar", T((12,), U8, low=0, high=256), y)
       for name in ("add", "mul", "fmod", "floor_divide") for y in (-3, 1000)),
     *(aten("div.Scalar_mode", T((12,), U8, low=0, high=256), -3, mode) for mode in ("floor", "trunc")),
-    *(aten(name, T((), I32, low=-(2**31), high=2**31 - 1), T((9,), d, low=0, high=127))  # as does a tensor of no rank
+    *(aten(name, T((), I32, low=-(2**31), high=2**31 - 1), T((9,), d, low=0, high=127))  # so does a tensor of rank 0
       for name in ("minimum.default", "maximum.default", "lt.Tensor", "ge.Tensor", "add.Tensor") for d in (I8, U8)),
     *(aten(name, T((9,), I8, low=-128, high=127), T((), U8, low=128, high=255))
       for name in ("minimum.default", "maximum.default", "eq.Tensor", "gt.Tensor")),
@@ -297,7 +297,7 @@ def test_many_groups() -> None:
 
 
 def refused(case: Case, out: np.ndarray) -> str:
-    """What planning a case says when the declared output is like `out`."""
+    """Return the error of planning a case whose declared output is like `out`."""
     arrays = {id(a): a.make(np.random.default_rng(0)) for a in case.args if isinstance(a, T)}
     graph, _ = graph_of(case, arrays, [out])
     with pytest.raises(ShapeError) as error:
@@ -347,19 +347,20 @@ KEEPS_ZERO = ("relu", "relu6", "tanh", "expm1", "sinh", "log1p", "neg", "abs", "
 
 @pytest.mark.parametrize("name", KEEPS_ZERO)
 def test_the_sign_of_zero_is_kept(name: str) -> None:
-    (wanted,), (got,) = both(aten(f"{name}.default", edge(-0.0, 0.0, 1.0)))
-    np.testing.assert_array_equal(np.signbit(wanted), np.signbit(got))
+    (expected,), (actual,) = both(aten(f"{name}.default", edge(-0.0, 0.0, 1.0)))
+    np.testing.assert_array_equal(np.signbit(expected), np.signbit(actual))
 
 
 def test_a_power_of_one_is_the_number_itself() -> None:
     largest = float(np.finfo(np.float32).max)
-    (wanted,), (got,) = both(aten("pow.Tensor_Tensor", edge(largest, -largest, 1.5, -0.0), edge(1.0, 1.0, 1.0, 1.0)))
-    np.testing.assert_array_equal(wanted, got)
-    np.testing.assert_array_equal(np.signbit(wanted), np.signbit(got))
+    case = aten("pow.Tensor_Tensor", edge(largest, -largest, 1.5, -0.0), edge(1.0, 1.0, 1.0, 1.0))
+    (expected,), (actual,) = both(case)
+    np.testing.assert_array_equal(expected, actual)
+    np.testing.assert_array_equal(np.signbit(expected), np.signbit(actual))
 
 
 def both(case: Case) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Return what PyTorch gives for a case in float32, and what the adapter does."""
-    found = problem(case)
-    graph, arrays = graph_of(case, found.arrays, found.eager)
-    return list(found.eager), run_plan(plan_of(graph, device().target, arrays), arrays, device())
+    """Return PyTorch's float32 results of a case and the adapter's."""
+    solved = problem(case)
+    graph, arrays = graph_of(case, solved.arrays, solved.eager)
+    return list(solved.eager), run_plan(plan_of(graph, device().target, arrays), arrays, device())

@@ -1,4 +1,4 @@
-"""Embedding: widths in quads and not, every dtype, indices of every rank, clamped indices, tables in parts."""
+"""Embedding: widths with and without a remainder, every dtype, indices of every rank, clamped indices, split tables."""
 
 from __future__ import annotations
 

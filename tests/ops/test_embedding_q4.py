@@ -1,4 +1,4 @@
-"""Embedding in 4 bits: both orders in a byte, scales in groups, by row and shared, zero points, tables in parts."""
+"""Embedding in 4 bits: both nibble orders, scales per group, per row and shared, zero points, split tables."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_indices_outside_the_table_are_clamped():
 @pytest.mark.parametrize("f16", [True, False])
 @pytest.mark.parametrize("width, group, scales", [(64, 32, DType.F32), (64, 2, DType.F32), (6, 2, F16)], ids=str)
 def test_table_in_parts(width, group, scales, f16):
-    """A limit below the weight, and in the second case below the scales too, which are then cut elsewhere."""
+    """The limit is below the weight, and in the second case below the scales too, which split at other rows."""
     case = q4gsw(100, width, group, of(3, 3, below=100), scales=scales)
     limit = {64: 3 * 3 * 64 * 4, 6: 256}[width]
     assert limit < 100 * width // 2

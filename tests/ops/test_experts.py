@@ -1,4 +1,4 @@
-"""Experts: weights in floats, 8 and 4 bits, one row for all of a token's experts or one for each, weights in parts."""
+"""Experts: float, 8-bit and 4-bit weights, one row per token or one per expert of a token, split weights."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ F16, F32, I32, U8, I8 = DType.F16, DType.F32, DType.I32, DType.U8, DType.I8
 
 
 def products(x, weight, experts, count):
-    """weight (count · N, K) in floats."""
+    """Multiply each row by its experts' matrices in weight (count · N, K)."""
     chosen = weight.to(x.dtype).reshape(count, -1, x.shape[-1])[experts.clamp(0, count - 1).long()]  # (S, A, N, K)
     return torch.einsum("sak,sank->san", x.unsqueeze(1).expand(*experts.shape, -1) if x.dim() == 2 else x, chosen)
 
@@ -96,7 +96,7 @@ def test_experts_outside_the_table_are_clamped(case):
 
 @pytest.mark.parametrize("case", [floats(2, 2, 6, 10, 64), q8(2, 2, 6, 10, 64), q4(2, 2, 6, 10, 64)], ids=str)
 def test_weights_in_parts(case):
-    """A limit that cuts within an expert."""
+    """The limit splits the weights within an expert."""
     check(case, max_binding_bytes=1024)
 
 

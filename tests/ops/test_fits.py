@@ -1,4 +1,4 @@
-"""What operators declare of their tensors: how that reads, and what it refuses."""
+"""Declarations of operand dtypes and sizes: their syntax and the tensors they refuse."""
 
 from __future__ import annotations
 
@@ -67,12 +67,12 @@ def test_tensors_fit(text: str, values: dict[str, Any], message: str) -> None:
     ],
 )
 def test_results_fit(text: str, place: int, dtype: DType, message: str) -> None:
-    found = ""
+    actual = ""
     try:
         parsed(text, ["x"]).check_result(place, t(dtype=dtype), {"x": t()})
     except InvalidProgram as e:
-        found = str(e)
-    assert message == found
+        actual = str(e)
+    assert message == actual
 
 
 @pytest.mark.parametrize(

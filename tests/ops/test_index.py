@@ -1,4 +1,4 @@
-"""Indexing: one and several indices at any dimensions, negative ones, ones out of range, every dtype."""
+"""Indexing: one or several indices at any dimensions, negative and out-of-range indices, every dtype."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def of(dtype: DType, *shape: int) -> T:
 
 
 def at(size: int, *shape: int) -> T:
-    """Indices into a dimension of that size, none of them negative."""
+    """Return non-negative indices into a dimension of this size."""
     return T(shape, I32, low=0, high=size)
 
 

@@ -1,4 +1,4 @@
-"""The latest tokens of sequences: read where none is given, kept for the next run; nobody's rows change nothing."""
+"""Latest tokens of sequences: they replace missing tokens and persist for the next run; unused rows change nothing."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ I32 = DType.I32
 ROWS = (2, 9, 0, 4, 1, 0, -1, 3, 2, 10)
 
 
-def filled(tokens: torch.Tensor, rows: torch.Tensor, held: torch.Tensor) -> torch.Tensor:
-    latest = [int(held[s]) if 0 <= s < len(held) else 0 for s in rows[:, 0].tolist()]
-    return torch.where(tokens < 0, torch.tensor([latest]), tokens)
+def filled(tokens: torch.Tensor, rows: torch.Tensor, latest: torch.Tensor) -> torch.Tensor:
+    values = [int(latest[s]) if 0 <= s < len(latest) else 0 for s in rows[:, 0].tolist()]
+    return torch.where(tokens < 0, torch.tensor([values]), tokens)
 
 
-def kept(tokens: torch.Tensor, rows: torch.Tensor, wanted: torch.Tensor, held: torch.Tensor) -> torch.Tensor:
-    for token, row in zip(tokens.tolist(), wanted.tolist()):
+def updated(tokens: torch.Tensor, rows: torch.Tensor, sampled: torch.Tensor, latest: torch.Tensor) -> torch.Tensor:
+    for token, row in zip(tokens.tolist(), sampled.tolist()):
         if rows[row, 0] >= 0:
-            held[rows[row, 0]] = token
+            latest[rows[row, 0]] = token
     return torch.zeros(1, dtype=tokens.dtype)
 
 
@@ -42,7 +42,7 @@ CASES = [
     Case(
         KEEP,
         (vector(31, 32, 33), T((5, 2), I32, values=ROWS), vector(3, 1, 0), vector(11, 12, 13)),
-        kept,
+        updated,
         mutated=(3,),
     ),
 ]

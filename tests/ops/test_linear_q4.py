@@ -1,4 +1,4 @@
-"""Linear layers with packed weights: every packing the exporter makes, every way to share out the work, live rows."""
+"""Linear layers with packed weights: every packing of the exporter, every way to divide the work, dynamic rows."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def up(n: int, to: int) -> int:
 
 
 def unpacked(weight: torch.Tensor, high_first: bool = False) -> torch.Tensor:
-    """(N, K / 2) bytes as (N, K) integers from -8 to 7."""
+    """Return the (N, K) integers from -8 to 7 in (N, K / 2) bytes."""
     halves = (weight >> 4, weight & 15) if high_first else (weight & 15, weight >> 4)
     return torch.stack(halves, -1).reshape(len(weight), -1).to(torch.int32) - 8
 
@@ -37,7 +37,7 @@ def q4gsw(x, weight, scales, group, bias=None):
 
 
 def qcs4w(x, weight, scales):
-    """The wheel's own reference forgets the offset of 8."""
+    """Multiply with offset 8, which ExecuTorch's own reference forgets."""
     return x @ (unpacked(weight, high_first=True)[:, : x.shape[-1]].to(x.dtype) * scales[:, None].to(x.dtype)).T
 
 
@@ -46,7 +46,7 @@ def int8pack(x, weight, scales):
 
 
 def q4(lead, k, n, group, *, bias=False, dtype=DType.F32, packed=None, limit=None, scales=None):
-    """Padded as the packer pads: K to 8, scales and bias to 4 columns."""
+    """Return a case padded like the packer's weights: K to 8, scales and bias to 4 columns."""
     columns = up(n, 4)
     return Case(
         "et_vk.linear_q4gsw.default",
@@ -77,7 +77,7 @@ GEMV = [
     q4((), 64, 5, 32, bias=True),
     q4((1, 1), 256, 33, 64),
     q4((1,), 512, 20, 128, bias=True),
-    q4((1,), 4128, 7, 32),  # several subgroups to a row
+    q4((1,), 4128, 7, 32),  # several subgroups per row
     q4((1,), 64, 8195, 32),  # four rows of the weight per lane
     q4((1,), 40, 9, 8),
     q4((1,), 36, 10, 12, bias=True),  # K % 8 == 4: the packer pads it
@@ -91,7 +91,7 @@ GEMV = [
     q4((2, 2), 160, 1, 32),
     *(q4((m,), 72, 18, 36, bias=m > 6) for m in (4, 5, 6, 7, 8)),
     q4((8,), 96, 9, 6),
-    q4((1,), 30, 5, 10, packed=15),  # rows that are no whole words
+    q4((1,), 30, 5, 10, packed=15),  # rows that do not fill their last word
     q4((1,), 64, 20, 32, dtype=F16, bias=True),
     q4((3,), 36, 9, 12, dtype=F16),
     q4((1,), 64, 8, 32, scales=F16),
@@ -103,7 +103,7 @@ GEMM = [
     q4((2, 17), 96, 33, 96),
     q4((12,), 36, 9, 12),
     q4((12,), 63, 6, 9),
-    q4((9,), 1024, 12, 32),  # in parts of K
+    q4((9,), 1024, 12, 32),  # split K
     q4((9,), 30, 5, 10, packed=15),
     q4((12,), 64, 20, 32, dtype=F16, bias=True),
 ]
@@ -180,7 +180,7 @@ def test_larger_tiles(case, limits):
 
 @pytest.mark.parametrize("m", [2, 12])
 def test_infinities_stay_where_they_belong(m):
-    """What lies beyond K, in x or in the padding of the weight, must not reach a sum, not even times zero."""
+    """Elements beyond K, in x or in the padding of the weight, never enter a sum, not even multiplied by zero."""
     x = np.ones((m, 36))
     x[-1, :] = math.inf
     case = q4((m,), 36, 6, 36)

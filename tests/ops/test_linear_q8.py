@@ -1,6 +1,6 @@
-"""Linear layers on int8 activations: exact sums, both widths of weights, parameters per row and for all, live rows.
+"""Linear layers on int8 activations: exact sums, 4-bit and 8-bit weights, parameters per row or tensor, dynamic rows.
 
-Scales are powers of two and biases short, so that results in int8 have one right value.
+Scales are powers of two and biases have few bits, so int8 results have exactly one correct value.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ def up(n: int, to: int) -> int:
     return -(-n // to) * to
 
 
-def given(values: np.ndarray, dtype: DType, **more) -> T:
+def fixed(values: np.ndarray, dtype: DType, **more) -> T:
     return T(values.shape, dtype, values=tuple(values.ravel()), **more)
 
 
 def short(rng: np.random.Generator, *shape: int) -> np.ndarray:
-    """Numbers of a few bits."""
+    """Return numbers with few bits."""
     return rng.integers(-64, 64, shape) / 64
 
 
 def q4_weight(n: int, k: int, group: int) -> tuple[T, T]:
-    """A weight as the packer packs it, K padded to 8, and the sums of its groups, N padded to 8."""
+    """Return a packed weight, K padded to 8, and the sums of its groups, N padded to 8."""
     w = np.random.default_rng(n * k).integers(-8, 8, (n, k))
     sums = np.zeros((k // group, up(n, 8)), np.int32)
     sums[:, :n] = w.reshape(n, k // group, group).sum(2).T
     padded = np.pad(w, ((0, 0), (0, up(k, 8) - k))) + 8
-    return given(padded[:, ::2] | padded[:, 1::2] << 4, U8, constant=True), given(sums, I32, constant=True)
+    return fixed(padded[:, ::2] | padded[:, 1::2] << 4, U8, constant=True), fixed(sums, I32, constant=True)
 
 
 def dq8ca_q4gsw(x, scale, zero, weight, sums, scales, group, bias):
-    """The wheel's own reference ignores the quantisation of x."""
+    """Multiply with quantised x, which ExecuTorch's own reference ignores."""
     n, k = len(weight), x.shape[-1]
     scale, zero = scale.reshape(*x.shape[:-1], 1), zero.reshape(*x.shape[:-1], 1)
     q = torch.clamp(torch.round(x * (1.0 / scale)) + zero, -128, 127)
@@ -56,8 +56,8 @@ def dq(lead, k, n, group, *, bias=False, dtype=F32, zero=I8, limit=None) -> Case
     weight, sums = q4_weight(n, k, group)
     args = (
         T((*lead, k), dtype, limit=limit),
-        given(2.0 ** rng.integers(-7, -4, lead), dtype, limit=limit and limit[:-1]),
-        given(rng.integers(-50, 50, lead), zero, limit=limit and limit[:-1]),
+        fixed(2.0 ** rng.integers(-7, -4, lead), dtype, limit=limit and limit[:-1]),
+        fixed(rng.integers(-50, 50, lead), zero, limit=limit and limit[:-1]),
         weight,
         sums,
         T((k // group, up(n, 4)), dtype, 0.01, 0.1, constant=True),
@@ -68,15 +68,15 @@ def dq(lead, k, n, group, *, bias=False, dtype=F32, zero=I8, limit=None) -> Case
 
 
 def q8_weight(n: int, k: int) -> tuple[T, T, T, T]:
-    """A weight, its sums, scales and bias; all but the first padded to 4."""
+    """Return a weight, and its sums, scales and bias padded to 4."""
     rng = np.random.default_rng(n * k)
     w = rng.integers(-127, 128, (n, k))
     pad = (0, up(n, 4) - n)
     return (
-        given(w, I8, constant=True),
-        given(np.pad(w.sum(1), pad), I32, constant=True),
-        given(np.pad(2.0 ** rng.integers(-9, -6, n), pad), F32, constant=True),
-        given(np.pad(short(rng, n), pad), F32, constant=True),
+        fixed(w, I8, constant=True),
+        fixed(np.pad(w.sum(1), pad), I32, constant=True),
+        fixed(np.pad(2.0 ** rng.integers(-9, -6, n), pad), F32, constant=True),
+        fixed(np.pad(short(rng, n), pad), F32, constant=True),
     )
 
 
@@ -86,7 +86,7 @@ def sums_of(x, scale, zero, weight, scales, bias):
 
 
 def q8csw(x, scale, zero, weight, sums, scales, bias):
-    """The wheel's own reference takes int8 for the values themselves."""
+    """Multiply dequantised x; ExecuTorch's own reference uses the int8 values instead."""
     if x.is_floating_point():
         x = torch.clamp(torch.round(x * (1.0 / scale)) + zero, -128, 127)
     return sums_of(x, scale, zero, weight, scales, bias).float()
@@ -119,7 +119,7 @@ DYNAMIC = [
     dq((1,), 2048, 6, 32),
     dq((1,), 40, 9, 8, zero=I32),
     dq((1,), 36, 12, 36),
-    dq((1,), 36, 10, 12, bias=True),  # groups that are no multiple of 8: in floats
+    dq((1,), 36, 10, 12, bias=True),  # a group size that 8 does not divide: computed in floats
     dq((1,), 96, 7, 48),
     dq((4,), 96, 17, 32),
     dq((1,), 64, 20, 32, dtype=F16, bias=True, zero=I32),

@@ -1,4 +1,4 @@
-"""Matrix products: every variant at every alignment, sizes of one and none, biases, parts of K, live rows."""
+"""Matrix products: every variant at every alignment, sizes of 0 and 1, biases, split K, dynamic rows."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ GEMV = [
     mm(pair(2, 70, 31)),
     mm(pair(3, 130, 36)),
     mm(pair(4, 41, 261)),
-    mm(pair(1, 700, 40)),  # in parts of K
+    mm(pair(1, 700, 40)),  # split K
     mm(pair(4, 515, 33)),
     mm(pair(2, 600, 44, F16)),
     mm(pair(1, 40, 35, F16)),
@@ -99,7 +99,7 @@ GEMM = [
     mm(pair(32, 32, 32)),
     mm(pair(34, 18, 68, F16)),
     mm(pair(40, 36, 6, F16)),
-    mm(pair(9, 517, 10)),  # in parts of K
+    mm(pair(9, 517, 10)),  # split K
     mm(pair(9, 1024, 12)),
     mm(pair(9, 600, 10, F16)),
     bmm((T((3, 5, 20)), T((3, 20, 36)))),
@@ -130,7 +130,7 @@ BIASES = [
 WIDE = {DType.I32: (-(2**31), 2**31 - 1), DType.I8: (-128, 127), DType.U8: (0, 255)}  # so that sums wrap
 
 
-def whole(shape: tuple[int, ...], dtype: DType) -> T:
+def ints(shape: tuple[int, ...], dtype: DType) -> T:
     return T(shape, dtype, *WIDE[dtype])
 
 
@@ -138,16 +138,16 @@ INTS = [
     case
     for d in WIDE
     for case in (
-        *(mm((whole((m, k), d), whole((k, n), d))) for m, k, n in [(3, 5, 4), (1, 33, 9), (37, 70, 36), (3, 0, 2)]),
-        bmm((whole((2, 9, 40), d), whole((2, 40, 7), d))),
-        *(addmm((whole((4,), d), whole((3, 9), d), whole((9, 4), d), *scale)) for scale in [(), (2, -3), (0, 1)]),
-        Case("aten.baddbmm.default", (whole((3, 1), d), whole((2, 3, 9), d), whole((2, 9, 4), d), 2, 3)),
-        linear((whole((2, 3, 9), d), whole((4, 9), d), whole((4,), d))),
-        Case("aten.mv.default", (whole((7, 33), d), whole((33,), d))),
-        Case("aten.dot.default", (whole((33,), d), whole((33,), d))),
+        *(mm((ints((m, k), d), ints((k, n), d))) for m, k, n in [(3, 5, 4), (1, 33, 9), (37, 70, 36), (3, 0, 2)]),
+        bmm((ints((2, 9, 40), d), ints((2, 40, 7), d))),
+        *(addmm((ints((4,), d), ints((3, 9), d), ints((9, 4), d), *scale)) for scale in [(), (2, -3), (0, 1)]),
+        Case("aten.baddbmm.default", (ints((3, 1), d), ints((2, 3, 9), d), ints((2, 9, 4), d), 2, 3)),
+        linear((ints((2, 3, 9), d), ints((4, 9), d), ints((4,), d))),
+        Case("aten.mv.default", (ints((7, 33), d), ints((33,), d))),
+        Case("aten.dot.default", (ints((33,), d), ints((33,), d))),
     )
 ]
-UNUSUAL = [  # shapes of weight and bias that no module has
+UNUSUAL = [  # shapes of weight and bias that no PyTorch module has
     linear((T((2, 9)), T((9,)), None)),
     linear((T((2, 3, 9)), T((9,)), None)),
     linear((T((9,)), T((9,)), T(()))),
@@ -198,7 +198,7 @@ def test_larger_tiles(case, limits):
 @pytest.mark.parametrize("size", [(1, 40, 8), (8, 40, 8), (1, 5, 3), (1, 600, 12), (9, 600, 12)])
 @pytest.mark.parametrize("op", ["aten.mm.default", "aten.linear.default"])
 def test_infinities_stay_where_they_belong(op, size):
-    """What a kernel reads beyond K, M or N must not reach a sum, not even times zero."""
+    """Elements beyond K, M or N never enter a sum, not even multiplied by zero."""
     m, k, n = size
     x = np.ones((m, k))
     x[-1, -1] = math.inf
@@ -286,6 +286,6 @@ def test_refused(make, args, message):
 
 
 def test_a_bias_that_is_spread_first_is_no_single_work() -> None:
-    found = problem(linear((T((2, 3, 9)), T((4, 9)), T((3, 4)))))
-    graph, _ = graph_of(found.case, found.arrays, found.eager)
+    solved = problem(linear((T((2, 3, 9)), T((4, 9)), T((3, 4)))))
+    graph, _ = graph_of(solved.case, solved.arrays, solved.eager)
     assert nodes.product(graph.nodes[0]) is None

@@ -1,4 +1,4 @@
-"""Moves of one tensor: every dimension, every dtype, aligned and odd sizes, symbolic starts, nothing at all."""
+"""Moves of one tensor: every dimension, every dtype, aligned and odd sizes, symbolic starts, empty tensors."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ BROWSER = [c for c in CASES if isinstance(c.args[0], T) and c.args[0].dtype in (
 )
 def test_refusals(case: Case, text: str) -> None:
     arrays = {id(a): a.make(np.random.default_rng(0)) for a in case.args if isinstance(a, T)}
-    graph, made = graph_of(case, arrays, [np.zeros(4, np.float32)])
+    graph, inputs = graph_of(case, arrays, [np.zeros(4, np.float32)])
     with pytest.raises(ShapeError) as raised:
-        plan_of(graph, device().target, given(graph, case, made))
+        plan_of(graph, device().target, given(graph, case, inputs))
     assert str(raised.value) == f"{case.op}: {text}"

@@ -1,4 +1,4 @@
-"""Normalisations: rows held and walked, in quads and not, with and without weights, all outputs."""
+"""Normalisations: rows in registers and in passes, aligned and odd widths, optional weights, all outputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pooling: the largest and the mean of windows that slide or divide evenly, indices, ceil mode, live sizes."""
+"""Pooling: maximum and mean over sliding and adaptive windows, indices, ceil mode, dynamic sizes."""
 
 from __future__ import annotations
 

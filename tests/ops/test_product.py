@@ -1,4 +1,4 @@
-"""What all products have in common: kernels for a few rows serve every number of rows below theirs."""
+"""Rules of all matrix products: a kernel for few rows serves every smaller number of rows."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def linear(m: int) -> Case:
 
 
 def swapped(m: int) -> Case:
-    """Few columns: the weight's rows are the few ones."""
+    """Return a product with few columns: the kernel treats the weight's rows as the few ones."""
     return Case("aten.linear.default", (T((20, 68)), T((m, 68)), T((m,))))
 
 
@@ -39,7 +39,7 @@ def bmm(m: int) -> Case:
     return Case("aten.bmm.default", (T((3, m, 40)), T((3, 40, 10))))
 
 
-MAKERS: list[tuple[Make, int]] = [  # and how many rows a kernel for few takes
+MAKERS: list[tuple[Make, int]] = [  # and the maximum rows of its kernel for few rows
     (lambda m: q4.q4((m,), 64, 21, 32, bias=True), 8),
     (lambda m: q4.q4((m,), 36, 10, 12), 8),
     (lambda m: q4.c8((m,), 20, 9), 8),
@@ -68,7 +68,7 @@ def test_every_number_of_rows_without_subgroups(make, m):
 
 
 def kernels(case: Case) -> list[Kernel]:
-    """Those of a case in the order of their dispatches."""
+    """Return a case's kernels in the order of their dispatches."""
     s = Sketch()
 
     def argument(a: object) -> Arg:
@@ -76,26 +76,26 @@ def kernels(case: Case) -> list[Kernel]:
             return a  # type: ignore[return-value]
         return s.constant(np.zeros(a.shape, a.dtype.numpy)) if a.constant else s.input(*a.shape, dtype=a.dtype)
 
-    made = s.tensor(case.op, *map(argument, case.args), dtype=DType.I8 if "q8ta_linear" in case.op else DType.F32)
-    plan, _ = plan_of(s.returns(made))
+    result = s.tensor(case.op, *map(argument, case.args), dtype=DType.I8 if "q8ta_linear" in case.op else DType.F32)
+    plan, _ = plan_of(s.returns(result))
     return [plan.kernels[d.kernel] for d in plan.dispatches]
 
 
 @pytest.mark.parametrize("make, most", MAKERS, ids=NAMES)
 def test_numbers_of_rows_share_kernels(make, most):
-    found = {m: kernels(make(m)) for m in range(1, most + 2)}
-    exact = "linear_q4" in make(1).op or "int8pack" in make(1).op  # kernels of their own for 4 and 8 rows
+    kernels_by_rows = {m: kernels(make(m)) for m in range(1, most + 2)}
+    exact = "linear_q4" in make(1).op or "int8pack" in make(1).op  # separate kernels for 4 and 8 rows
     classes = [[1], [2], [3], [4], [5, 6, 7], [8]] if exact else [[1], [2], [3, 4], [5, 6, 7, 8]]
     for members in (c for c in classes if c[-1] <= most):
-        assert all(found[m] == found[members[0]] for m in members)
-    firsts = [found[c[0]] for c in classes if c[-1] <= most] + [found[most + 1]]
+        assert all(kernels_by_rows[m] == kernels_by_rows[members[0]] for m in members)
+    firsts = [kernels_by_rows[c[0]] for c in classes if c[-1] <= most] + [kernels_by_rows[most + 1]]
     assert all(a != b for k, a in enumerate(firsts) for b in firsts[:k])
 
 
-def product(m: int, n: int, k: int, **how: object) -> Product:
+def product(m: int, n: int, k: int, **options: object) -> Product:
     x, w = Tensor("x", DType.F32, (m, k)), Tensor("w", DType.U8, (n, k // 2))
     scales = Tensor("s", DType.F32, (k // 32, n))
-    return Product(x, w, True, 1, m, n, k, x, (m * n, n, 1), packed=Packed(scales, 4, 32), **how)  # type: ignore[arg-type]
+    return Product(x, w, True, 1, m, n, k, x, (m * n, n, 1), packed=Packed(scales, 4, 32), **options)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -116,6 +116,6 @@ def test_names_of_variants_are_their_own():
 
 
 def test_rows_of_no_elements():
-    """A packed weight without columns: nothing is unpacked, and the bias is all there is."""
+    """A packed weight without columns is not unpacked; the result is the bias."""
     x, weight, scales = T((3, 0)), T((4, 0), DType.I8, constant=True), T((4,), constant=True)
     check(Case("aten._weight_int8pack_mm.default", (x, weight, scales), lambda x, w, s: x @ w.to(x.dtype).T * s))

@@ -1,7 +1,7 @@
-"""Convolutions in int8: batch, groups, relu, any width, overhanging windows, strides and dilations, transposed ones.
+"""Convolutions in int8: batch, groups, relu, any width, overhanging windows, strides, dilations, transposed.
 
-Scales are powers of two and biases short, so that there is one right result. The wheel's own reference takes weights
-of a kernel larger than 1 × 1 in another order than its exporter writes them; ours takes them as exported.
+Scales are powers of two and biases have few bits, so there is exactly one correct result. For kernels larger than
+1 × 1, ExecuTorch's own reference expects weights in another order than its exporter writes; ours takes exported ones.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def up(n: int, to: int = 4) -> int:
     return -(-n // to) * to
 
 
-def given(values: np.ndarray, dtype: DType) -> T:
+def fixed(values: np.ndarray, dtype: DType) -> T:
     return T(values.shape, dtype, values=tuple(values.ravel()), constant=True)
 
 
@@ -62,7 +62,7 @@ def case(
     kind, shape, oc, kernel, *, stride=(1, 1), padding=(0, 0), dilation=(1, 1), groups=1, relu=False, bias=True,
     more=None, padded=True, limit=None,
 ):  # fmt: skip
-    """The arguments as the exporter writes them; `kind` is the end of the operator's name."""
+    """Return a case with the exporter's arguments; `kind` is the suffix of the operator's name."""
     rng = np.random.default_rng(sum(shape) + oc)
     taps = kernel[0] * kernel[1]
     if kind == "_dw":
@@ -78,12 +78,12 @@ def case(
         T(shape, I8, -128, 128, limit=limit),
         0.0625,
         -9,
-        given(w, I8),
-        given(np.pad(sums, pad), I32),
-        given(np.pad(2.0 ** rng.integers(-9, -6, count), (0, up(count) - count)), F32),
+        fixed(w, I8),
+        fixed(np.pad(sums, pad), I32),
+        fixed(np.pad(2.0 ** rng.integers(-9, -6, count), (0, up(count) - count)), F32),
         0.5,
         4,
-        given(np.pad(rng.integers(-64, 64, oc) / 64, pad), F32) if bias else None,
+        fixed(np.pad(rng.integers(-64, 64, oc) / 64, pad), F32) if bias else None,
         list(kernel),
         list(stride),
         list(padding),
@@ -150,15 +150,15 @@ def test_live_sizes(size):
 def test_references_are_those_of_the_wheel_where_it_is_right():
     import executorch.backends.vulkan.custom_ops_lib  # noqa: F401
 
-    def tensors(given: Case) -> list:
-        made = {F32: torch.float32, I8: torch.int8, I32: torch.int32}
+    def tensors(source: Case) -> list:
+        dtypes = {F32: torch.float32, I8: torch.int8, I32: torch.int32}
         return [
-            torch.tensor(a.values, dtype=made[a.dtype]).reshape(a.shape)
+            torch.tensor(a.values, dtype=dtypes[a.dtype]).reshape(a.shape)
             if isinstance(a, T) and a.values
             else torch.randint(-128, 128, a.shape, dtype=torch.int8)
             if isinstance(a, T)
             else a
-            for a in given.args
+            for a in source.args
         ]
 
     point, deep = tensors(PLAIN[9]), tensors(DEPTHWISE[1])

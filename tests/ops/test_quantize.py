@@ -1,4 +1,4 @@
-"""Quantisation: every granularity both ways, odd sizes, blocks, the choice of parameters, and fused int8 operators."""
+"""Quantisation: both directions at every granularity, odd sizes, blocks, choice of parameters, fused int8 operators."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ TYPES = {I8: (torch.int8, -128, 127), U8: (torch.uint8, 0, 255), I32: (torch.int
 
 
 def in_f32(name: str, at: int | None, dtype: torch.dtype):
-    """The operator as PyTorch has it: it insists on f32, and gets the dtype that a delegate's Null stands for."""
+    """Return PyTorch's operator on f32 inputs; argument `at` becomes `dtype`, which a delegate leaves as Null."""
 
     def reference(*args):
-        given = [a.float() if isinstance(a, torch.Tensor) and a.is_floating_point() else a for a in args]
+        operands = [a.float() if isinstance(a, torch.Tensor) and a.is_floating_point() else a for a in args]
         if at is not None:
-            given[at] = dtype
-        return torch_operator(name)(*given)
+            operands[at] = dtype
+        return torch_operator(name)(*operands)
 
     return reference
 
@@ -153,8 +153,8 @@ def choice(shape, block, mapping="ASYMMETRIC", *, low=-2.0, high=2.0, dtype=F32,
     def reference(x, *_):
         import torchao  # noqa: F401
 
-        given = (torch.int8, -128, 127, eps, torch.float32, getattr(torch, zero.value))
-        return torch.ops.torchao.choose_qparams_affine(x.float(), mapping, block, *given, keepdim)
+        options = (torch.int8, -128, 127, eps, torch.float32, getattr(torch, zero.value))
+        return torch.ops.torchao.choose_qparams_affine(x.float(), mapping, block, *options, keepdim)
 
     args = (T(shape, dtype, low, high), mapping, block, None, -128, 127, eps, None, None, keepdim)
     return Case("torchao.choose_qparams_affine.default", args, reference)

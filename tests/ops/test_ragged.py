@@ -1,4 +1,4 @@
-"""Attention over pages: rows of many sequences at their own positions, pages in any order, nobody's rows."""
+"""Attention over pages: rows of many sequences, each at its own position; pages in any order; unused rows."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Torch = torch.Tensor
 
 
 def attend(q: Torch, k: Torch, v: Torch, keys: Torch, values: Torch, rows: Torch, tables: Torch, scale=None) -> Torch:
-    """One row after the other."""
+    """Attend row by row."""
     work = q.dtype if q.dtype == torch.float64 else torch.float32
     places = [[(int(p) * PAGE + j) for p in table for j in range(PAGE)] for table in tables]
     flat = [x.view(-1, *x.shape[2:]) for x in (keys, values)]
@@ -28,10 +28,10 @@ def attend(q: Torch, k: Torch, v: Torch, keys: Torch, values: Torch, rows: Torch
     y = torch.zeros(*q.shape[:3], v.shape[3], dtype=q.dtype)
     sharing = q.shape[2] // k.shape[2]
     for s, (sequence, position) in enumerate(rows.tolist()):
-        seen = places[max(sequence, 0)][: position + 1]
-        old, held = (x[seen].to(work).repeat_interleave(sharing, 1) for x in flat)
-        scores = torch.einsum("hd,thd->ht", q[0, s].to(work), old) * (scale or q.shape[3] ** -0.5)
-        y[0, s] = torch.einsum("ht,thd->hd", scores.softmax(-1), held).to(q.dtype)
+        visible = places[max(sequence, 0)][: position + 1]
+        visible_keys, visible_values = (x[visible].to(work).repeat_interleave(sharing, 1) for x in flat)
+        scores = torch.einsum("hd,thd->ht", q[0, s].to(work), visible_keys) * (scale or q.shape[3] ** -0.5)
+        y[0, s] = torch.einsum("ht,thd->hd", scores.softmax(-1), visible_values).to(q.dtype)
     return y
 
 
@@ -39,7 +39,7 @@ def case(
     rows: list[tuple[int, int]], *, sharing: int = 2, heads: int = 2, dim: int = 8, width: int = 4, pages: int = 20,
     dtype: DType = F32, cache: DType = F32, scale: float | None = None, longest: int = 0, sequences: int = 0,
 ) -> Case:  # fmt: skip
-    """Sequences have pages in an order that nobody expects."""
+    """Return a case whose sequences use pages in random order."""
     count = sequences or max(s for s, _ in rows) + 1
     order = np.random.default_rng(0).permutation(pages)[: count * width]
     assert len(order) == count * width

@@ -1,4 +1,4 @@
-"""Reductions: every axis, every way a row is shared among lanes, both ways lanes agree, and partial results."""
+"""Reductions: every axis, every way to divide a row among lanes, both ways to combine lanes, partial results."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ SUMS = [
 
 LONG_WITH_NAN = T((2, 65536), values=tuple(NAN if k in (40000, 50000) else float(k % 50) for k in range(2 * 65536)))
 TALL_WITH_NAN = T((4999, 4), values=tuple(NAN if k in (16001, 18001) else float(k % 50) for k in range(4 * 4999)))
-# Rows of 1, 8, 32, 64 and 256 lanes, in quads and not; columns of 1, 8, 32 and 64, in quads and not; parts.
+# Rows of 1, 8, 32, 64 and 256 lanes and columns of 1, 8, 32 and 64, aligned to 4 and not; split reductions.
 LENGTHS = [
     *(total((T((rows, n)), [1], False)) for rows, n in [
         (300, 3), (259, 16), (40, 17), (33, 124), (9, 100), (10, 300), (3, 511), (3, 515), (2, 1028), (2, 4100),

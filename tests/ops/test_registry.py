@@ -1,4 +1,4 @@
-"""The registry: what every operator must have, and what scalars become on their way to a rule."""
+"""The registry: requirements on every operator, and the conversion of scalars before a rule gets them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from ptegpu.ops.registry import (
 
 
 def offenders(breaks: Callable[[OpDef], bool]) -> list[str]:
-    """The operators for which `breaks` holds."""
+    """Return the operators for which `breaks` holds."""
     return [name for name, definition in REGISTRY.items() if breaks(definition)]
 
 
@@ -79,7 +79,7 @@ def test_keyword_only_parameters_are_those_that_are_filled_in() -> None:
 def test_places_are_of_parameters_and_dtypes_are_those_of_a_gpu() -> None:
     def breaks(d: OpDef) -> bool:
         ahead = [p.name for p in d.parameters].index("options") if "options" in str(d.parameters) else len(d.parameters)
-        return any(k >= ahead for k in (*d.mutates, *d.splits))  # where arguments are parameters
+        return any(k >= ahead for k in (*d.mutates, *d.splits))  # arguments before the options are parameters
 
     assert [] == offenders(breaks)
     assert [] == offenders(lambda d: not set(d.dtypes) <= set(ON_GPU))
@@ -100,7 +100,7 @@ def test_every_file_of_operators_is_imported() -> None:
 
 
 def taking(hint: Any) -> OpDef:
-    """An operator with one parameter `p` of this annotation, registered nowhere."""
+    """Return an unregistered operator with one parameter `p` of this annotation."""
 
     def rule(p: Any) -> Steps:
         yield Out(())
@@ -153,9 +153,9 @@ COERCED: list[tuple[Any, Arg, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("hint, given, expected", COERCED, ids=[f"{h}-{g!r}" for h, g, _ in COERCED])
-def test_scalars_become_what_the_rule_wants(hint: Any, given: Arg, expected: Any) -> None:
-    (value,) = taking(hint).bind([given])
+@pytest.mark.parametrize("hint, argument, expected", COERCED, ids=[f"{h}-{g!r}" for h, g, _ in COERCED])
+def test_scalars_become_what_the_rule_wants(hint: Any, argument: Arg, expected: Any) -> None:
+    (value,) = taking(hint).bind([argument])
     assert same(expected, value) or [same(e, v) for e, v in zip(expected, value, strict=True)] == [True] * len(value)
 
 
@@ -176,10 +176,10 @@ REFUSED: list[tuple[Any, Arg, str]] = [
 ]
 
 
-@pytest.mark.parametrize("hint, given, expected", REFUSED, ids=[e for *_, e in REFUSED])
-def test_what_cannot_be_coerced_is_named(hint: Any, given: Arg, expected: str) -> None:
+@pytest.mark.parametrize("hint, argument, expected", REFUSED, ids=[e for *_, e in REFUSED])
+def test_what_cannot_be_coerced_is_named(hint: Any, argument: Arg, expected: str) -> None:
     with pytest.raises(InvalidProgram) as error:
-        taking(hint).bind([given])
+        taking(hint).bind([argument])
     assert f"test.taking: {expected}" == str(error.value)
 
 
@@ -288,7 +288,7 @@ def test_shapes_that_do_not_broadcast_are_named() -> None:
 
 
 def operand(p: Parameter, rng: random.Random) -> Arg:
-    """Something that binds to a parameter; tensors of any shape and dtype."""
+    """Return a random argument that binds to a parameter, with tensors of any shape and dtype."""
     (kind, *_) = rng.sample(sorted(p.kinds, key=str), 1)
     if isinstance(kind, frozenset):
         item = p._replace(kinds=kind)
@@ -301,7 +301,7 @@ def operand(p: Parameter, rng: random.Random) -> Arg:
 
 @pytest.mark.parametrize("name", [n for n, d in REGISTRY.items() if d.serves or d.indexes])
 def test_predicates_cope_with_whatever_binds(name: str) -> None:
-    """What they raise is not caught: shapes that do not fit are left to the rule."""
+    """Nobody catches their exceptions; the rule reports shapes that do not fit."""
     definition, rng = REGISTRY[name], random.Random(name)
     for _ in range(2000):
         args = [operand(p, rng) for p in definition.parameters]

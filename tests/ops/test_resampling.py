@@ -1,4 +1,4 @@
-"""Resampling: stretched images, grids with every interpolation and padding, pads of the image itself, live sizes."""
+"""Resampling: stretched images, grids in every mode, reflected and replicated padding, dynamic sizes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rotary embeddings: prefill and decode, unequal heads, odd widths, tables by head, symbolic starts, live lengths."""
+"""Rotary embeddings: prefill, decode, unequal heads, odd widths, tables per head, symbolic starts, dynamic lengths."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Pair = tuple[torch.Tensor, torch.Tensor]
 
 
 def turned(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Neighbouring pairs as complex numbers, times cos + i sin; tables (S, D/2) or (S, H, D/2)."""
+    """Multiply neighbouring pairs, as complex numbers, by cos + i sin; tables are (S, D/2) or (S, H, D/2)."""
     pairs = torch.view_as_complex(x.double().unflatten(-1, (-1, 2)))
     angles = torch.complex(cos.double(), sin.double())
     angles = angles if angles.ndim == 3 else angles[:, None, :]
@@ -30,7 +30,7 @@ def by_pairs(xq: torch.Tensor, xk: torch.Tensor, cos: torch.Tensor, sin: torch.T
 
 
 def by_halves(xq: torch.Tensor, xk: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, start: int) -> Pair:
-    def one(x: torch.Tensor) -> torch.Tensor:
+    def rotate(x: torch.Tensor) -> torch.Tensor:
         width, half = cos.shape[1], cos.shape[1] // 2
         rows = slice(start, start + x.shape[1])
         c, s = cos[rows, None, :].double(), sin[rows, None, :].double()
@@ -40,20 +40,20 @@ def by_halves(xq: torch.Tensor, xk: torch.Tensor, cos: torch.Tensor, sin: torch.
         y[..., half:width] = right * c[..., half:] + left * s[..., half:]
         return y.to(x.dtype)
 
-    return one(xq), one(xk)
+    return rotate(xq), rotate(xk)
 
 
 def by_rows(xq: torch.Tensor, xk: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, start: int) -> Pair:
-    """Tables (1 or B, P, R) and heads before positions, as models of Hugging Face have them."""
+    """Rotate halves with heads before positions and tables (1 or B, P, R), as Hugging Face models do."""
 
-    def one(x: torch.Tensor) -> torch.Tensor:
+    def rotate(x: torch.Tensor) -> torch.Tensor:
         rows = slice(start, start + x.shape[2])
         c, s = cos[:, None, rows].double(), sin[:, None, rows].double()
         left, right = x[..., : c.shape[-1]].double().chunk(2, -1)
         turned = torch.cat([left, right], -1) * c + torch.cat([-right, left], -1) * s
         return torch.cat([turned.to(x.dtype), x[..., c.shape[-1] :]], -1)
 
-    return one(xq), one(xk)
+    return rotate(xq), rotate(xk)
 
 
 def by_complex(x: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
@@ -125,7 +125,7 @@ BROWSER = CASES[2::4]
 
 
 def exported(case: Case) -> bool:
-    """Whether the exporter's operator computes it: of tables by batch, its start would cut the batch."""
+    """Return True if the exporter's operator supports a case; with tables per batch its start would slice the batch."""
     return 0 not in case.args[0].shape and not (case.args[2:] and case.reference is by_rows and case.args[4])
 
 
@@ -173,7 +173,7 @@ def test_live_tables_by_batch(s, batch):
 
 
 class Phi(torch.nn.Module):
-    """Queries and keys of Phi and Phi-3: the exporter makes one operator of both, with tables [1, S, R]."""
+    """Rotary embedding of Phi and Phi-3, which the exporter makes one operator with tables [1, S, R]."""
 
     def __init__(self, rotary: int) -> None:
         super().__init__()
@@ -197,7 +197,7 @@ def test_phi_is_exported_with_tables_by_batch(rotary):
     torch.manual_seed(0)
     module = Phi(rotary).eval()
     args = torch.randn(1, 4, 6, 32), torch.randn(1, 2, 6, 32), torch.arange(6)[None]
-    from tests.exporting import export  # benchmarks read this file where ExecuTorch is not installed
+    from tests.exporting import export  # benchmarks import this file without ExecuTorch
 
     file = export(module, args)
     assert b"apply_rotary_emb_hf" in file

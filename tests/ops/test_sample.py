@@ -1,4 +1,4 @@
-"""The choice of a token against NumPy: every filter, sizes across parts and workgroups, ties, masks, distributions."""
+"""Sampling of tokens against NumPy: every filter, vocabularies in parts and workgroups, ties, masks, distributions."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ from ptegpu.plan.target import CLASSES
 LIMITS = {"f16": False, "subgroups": False, "limits": "browser"}
 
 
-def run(logits: np.ndarray, sampling: Sampling, step: int = 0, seen: np.ndarray | None = None, how: int | None = None,
+def run(logits: np.ndarray, sampling: Sampling, step: int = 0, past: np.ndarray | None = None, flags: int | None = None,
         features: dict | None = None, **target: Any) -> tuple[int, float]:  # fmt: skip
-    """The operator's token and log-probability."""
+    """Return the operator's token and log-probability."""
     gpu = device(**(features or {}))
-    given = [logits, sampling.words(step), np.zeros(1, np.int32) if seen is None else bits(seen)]
+    inputs = [logits, sampling.words(step), np.zeros(1, np.int32) if past is None else bits(past)]
     graph = Graph("sample")
-    graph.inputs = [Tensor(f"in{k}", DType.of(a.dtype), a.shape, "input") for k, a in enumerate(given)]
+    graph.inputs = [Tensor(f"in{k}", DType.of(a.dtype), a.shape, "input") for k, a in enumerate(inputs)]
     outs = (Tensor("token", DType.I32, (1,)), Tensor("logprob", DType.F32, (1,)))
     definition = REGISTRY["ptegpu.sample.default"]
-    graph.nodes = [Node(definition, (*graph.inputs, sampling.flags if how is None else how), outs, "sample")]
+    graph.nodes = [Node(definition, (*graph.inputs, sampling.flags if flags is None else flags), outs, "sample")]
     graph.outputs = list(outs)
     adapter = replace(gpu.target, **{"device_class": CLASSES["discrete"], **target})
-    token, logprob = run_plan(plan_of(graph, adapter), given, gpu)
+    token, logprob = run_plan(plan_of(graph, adapter), inputs, gpu)
     return int(token[0]), float(logprob[0])
 
 
-def bits(seen: np.ndarray) -> np.ndarray:
-    """Bools as bits of int32 words."""
-    padded = np.zeros(-(-len(seen) // 32) * 32, bool)
-    padded[: len(seen)] = seen
+def bits(past: np.ndarray) -> np.ndarray:
+    """Pack bools into the bits of int32 words."""
+    padded = np.zeros(-(-len(past) // 32) * 32, bool)
+    padded[: len(past)] = past
     return np.packbits(padded, bitorder="little").view(np.int32)
 
 
@@ -59,11 +59,11 @@ def noise(seed: int, step: int, count: int) -> np.ndarray:
     return -np.log(-np.log1p(-np.minimum((h + 0.5) * 2.0**-32, 1 - 2.0**-24)))
 
 
-def kept(row: np.ndarray, sampling: Sampling, seen: np.ndarray | None = None) -> np.ndarray:
-    """The changed logits, in float64, with -inf for tokens left out."""
+def filtered(row: np.ndarray, sampling: Sampling, past: np.ndarray | None = None) -> np.ndarray:
+    """Return the penalised, scaled logits in float64, with -inf for filtered tokens."""
     x = row.astype(np.float64)
-    if seen is not None:
-        x = np.where(seen, np.where(x < 0, x * sampling.repeat_penalty, x / sampling.repeat_penalty), x)
+    if past is not None:
+        x = np.where(past, np.where(x < 0, x * sampling.repeat_penalty, x / sampling.repeat_penalty), x)
     x = (x / (sampling.temperature or 1)).astype(np.float32).astype(np.float64)
     if sampling.top_k and sampling.top_k < len(x):
         x = np.where(x >= np.sort(x)[-sampling.top_k], x, -np.inf)
@@ -78,10 +78,10 @@ def kept(row: np.ndarray, sampling: Sampling, seen: np.ndarray | None = None) ->
     return x
 
 
-def expected(logits: np.ndarray, sampling: Sampling, step: int = 0, seen: np.ndarray | None = None) -> set[int]:
-    """The token; several where float32 cannot tell them apart."""
+def expected(logits: np.ndarray, sampling: Sampling, step: int = 0, past: np.ndarray | None = None) -> set[int]:
+    """Return the expected token, or several if float32 cannot tell them apart."""
     row = logits.reshape(-1, logits.shape[-1])[-1]
-    x = kept(row, sampling, seen)
+    x = filtered(row, sampling, past)
     if sampling.temperature:
         x = x + noise(sampling.seed or 0, step, len(row))
     elif np.sum(x == x.max()) > 1:
@@ -94,10 +94,10 @@ def logprob_of(logits: np.ndarray, token: int) -> float:
     return float(row[token] - row.max() - np.log(np.exp(row - row.max()).sum()))
 
 
-def check(logits: np.ndarray, sampling: Sampling, step: int = 0, seen: np.ndarray | None = None,
+def check(logits: np.ndarray, sampling: Sampling, step: int = 0, past: np.ndarray | None = None,
           features: dict | None = None, **target: Any) -> None:  # fmt: skip
-    token, logprob = run(logits, sampling, step, seen, features=features, **target)
-    assert token in expected(logits, sampling, step, seen)
+    token, logprob = run(logits, sampling, step, past, features=features, **target)
+    assert token in expected(logits, sampling, step, past)
     assert math.isclose(logprob_of(logits, token), logprob, abs_tol=2e-3 if logits.dtype == np.float16 else 2e-5)
 
 
@@ -175,9 +175,9 @@ def test_the_last_row_counts(dtype: str, sampling: Sampling) -> None:
 @pytest.mark.parametrize("vocabulary", [31, 33, 700])
 def test_the_penalty(sampling: Sampling, vocabulary: int) -> None:
     logits = logits_of((1, vocabulary), vocabulary)
-    seen = np.random.default_rng(1).random(vocabulary) < 0.5
-    seen[np.argmax(logits)] = True
-    check(logits, sampling, seen=seen)
+    past = np.random.default_rng(1).random(vocabulary) < 0.5
+    past[np.argmax(logits)] = True
+    check(logits, sampling, past=past)
 
 
 def test_of_equal_logits_the_first_is_the_greedy_token() -> None:
@@ -215,14 +215,14 @@ def test_logits_without_a_number_have_no_probability() -> None:
 ], ids=str)  # fmt: skip
 def test_tokens_come_as_often_as_their_probability_says(sampling: Sampling) -> None:
     row = np.array([2.0, 1.0, 0.5, 0.0, -0.5, 1.5, -3.0, 0.7], np.float32)
-    x = kept(row, sampling)
+    x = filtered(row, sampling)
     p = np.exp(x - x.max())
     p /= p.sum()
     count = 20000
     scores = x + np.stack([noise(11, step, len(row)) for step in range(count)])
-    found = np.bincount(scores.argmax(1), minlength=len(row)) / count
-    np.testing.assert_allclose(found, p, atol=4 * 0.5 / math.sqrt(count))
-    for step in range(12):  # and the GPU draws these
+    frequencies = np.bincount(scores.argmax(1), minlength=len(row)) / count
+    np.testing.assert_allclose(frequencies, p, atol=4 * 0.5 / math.sqrt(count))
+    for step in range(12):  # the GPU draws the same
         assert run(row[None], sampling, step)[0] in expected(row[None], sampling, step)
 
 
@@ -233,7 +233,7 @@ def test_neighbouring_seeds_and_steps_are_independent() -> None:
 
 
 def test_nothing_is_chosen_where_nothing_is_asked() -> None:
-    run(logits_of((1, 50)), Sampling(), how=0)
+    run(logits_of((1, 50)), Sampling(), flags=0)
 
 
 def score(logits: np.ndarray, tokens: np.ndarray, **target: Any) -> np.ndarray:
@@ -262,18 +262,18 @@ def test_no_tokens_no_scores() -> None:
     assert (1, 0) == score(logits_of((1, 5, 30)), np.zeros((1, 0), np.int32)).shape
 
 
-def run_rows(logits: np.ndarray, settings: list[Sampling], seen: np.ndarray, features: dict | None = None,
+def run_rows(logits: np.ndarray, settings: list[Sampling], past: np.ndarray, features: dict | None = None,
              **target: int) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
     gpu = device(**(features or {}))
     words = np.stack([np.append(s.words(k), np.int32(s.flags)) for k, s in enumerate(settings)])
-    marks = np.stack([bits(row) for row in seen]) if seen.size else np.zeros((len(settings), 0), np.int32)
-    given = [logits, words.astype(np.int32), marks]
+    marks = np.stack([bits(row) for row in past]) if past.size else np.zeros((len(settings), 0), np.int32)
+    inputs = [logits, words.astype(np.int32), marks]
     graph = Graph("sample")
-    graph.inputs = [Tensor(f"in{k}", DType.of(a.dtype), a.shape, "input") for k, a in enumerate(given)]
+    graph.inputs = [Tensor(f"in{k}", DType.of(a.dtype), a.shape, "input") for k, a in enumerate(inputs)]
     outs = (Tensor("token", DType.I32, (len(settings),)), Tensor("logprob", DType.F32, (len(settings),)))
     graph.nodes = [Node(REGISTRY["ptegpu.sample_rows.default"], tuple(graph.inputs), outs, "sample")]
     graph.outputs = list(outs)
-    return run_plan(plan_of(graph, replace(gpu.target, **target)), given, gpu)
+    return run_plan(plan_of(graph, replace(gpu.target, **target)), inputs, gpu)
 
 
 @pytest.mark.parametrize("features", [{}, LIMITS], ids=["", "browser"])
@@ -282,10 +282,10 @@ def test_each_row_by_its_own_settings(vocabulary: int, dtype: str, features: dic
     penalised = [Sampling(s.temperature, s.top_k, s.top_p, s.min_p, 1.7, s.seed) for s in SETTINGS[::2]]
     settings = [*SETTINGS, *penalised]
     logits = logits_of((1, len(settings), vocabulary), dtype=dtype)
-    seen = np.random.default_rng(1).random((len(settings), vocabulary)) < 0.3
-    tokens, logprobs = run_rows(logits, settings, seen, features)
+    past = np.random.default_rng(1).random((len(settings), vocabulary)) < 0.3
+    tokens, logprobs = run_rows(logits, settings, past, features)
     for k, sampling in enumerate(settings):
-        assert tokens[k] in expected(logits[:, k], sampling, k, seen[k] if sampling.penalises else None)
+        assert tokens[k] in expected(logits[:, k], sampling, k, past[k] if sampling.penalises else None)
         near = 2e-3 if dtype == "float16" else 2e-5
         assert math.isclose(logprob_of(logits[:, k], tokens[k]), logprobs[k], abs_tol=near)
 

@@ -1,4 +1,4 @@
-"""Values folded in where indices send them: none, one and many per place, any dimension, every reduction and dtype."""
+"""Scatter: zero, one and many values per element, any dimension, every reduction and dtype."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ REDUCED = [
     aten("index_reduce.default", T((4, 5)), 0, listed(), T((0, 5)), "amax", False),
 ]  # fmt: skip
 
-BEYOND = [  # PyTorch refuses these: what is out of range is dropped
+BEYOND = [  # PyTorch refuses these; out-of-range writes are dropped
     aten("scatter_add.default", T((4,)), 0, listed(9, -1, 4, -9), T((4,)),
          reference=lambda x, d, i, s: _plus(x, 3, s[1])),
     aten("index_put.default", T((2, 2)), [listed(1, 0, 2, -3), listed(0, 2, 0, 0)], T((4,)), True,
@@ -115,7 +115,7 @@ def test_long_rows_in_little_memory(case: Case) -> None:
 
 
 class Attention(torch.nn.Module):
-    """A layer of a graph attention network: a softmax over the edges that end in each node."""
+    """A layer of a graph attention network: a softmax over the edges into each node."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -132,7 +132,7 @@ class Attention(torch.nn.Module):
 
 
 class Experts(torch.nn.Module):
-    """Tokens sorted by the experts that they are routed to, and their results added up again."""
+    """A mixture of experts: tokens are sorted by expert and the results summed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -147,21 +147,21 @@ class Experts(torch.nn.Module):
 
 
 class Peaks(torch.nn.Module):
-    """The decoder of a detector: the highest points of heat maps, with what was regressed there."""
+    """The decoder of a detector: the peaks of heat maps and the offsets regressed there."""
 
     def forward(
         self, heat: torch.Tensor, offset: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:  # (B, C, H, W), (B, 2, H, W)
         _, _, height, width = heat.shape
-        kept = heat * (torch.nn.functional.max_pool2d(heat, 3, 1, 1) == heat).float()
-        score, place = kept.flatten(1).topk(4)
+        peaks = heat * (torch.nn.functional.max_pool2d(heat, 3, 1, 1) == heat).float()
+        score, place = peaks.flatten(1).topk(4)
         kind, at = place // (height * width), place % (height * width)
-        found = offset.flatten(2).transpose(1, 2).gather(1, at[..., None].expand(-1, -1, 2))
-        return score, kind, (at % width).float() + found[..., 0], (at // width).float() + found[..., 1]
+        shifts = offset.flatten(2).transpose(1, 2).gather(1, at[..., None].expand(-1, -1, 2))
+        return score, kind, (at % width).float() + shifts[..., 0], (at // width).float() + shifts[..., 1]
 
 
 class Overlap(torch.nn.Module):
-    """Frames of a signal under a window, added up again where they overlap."""
+    """Overlap-add of a signal's windowed frames."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:  # (B, 40)
         frames = x.unfold(1, 16, 8) * torch.hann_window(16)
@@ -177,13 +177,13 @@ MODELS = [
 ]
 
 
-@pytest.mark.parametrize(("model", "made"), MODELS, ids=lambda x: x.__name__)
+@pytest.mark.parametrize(("model", "make_inputs"), MODELS, ids=lambda x: x.__name__)
 def test_models_of_graphs_experts_detection_and_audio_are_one_plan(
-    model: type[torch.nn.Module], made: Callable[[], tuple[torch.Tensor, ...]]
+    model: type[torch.nn.Module], make_inputs: Callable[[], tuple[torch.Tensor, ...]]
 ) -> None:
     torch.manual_seed(0)
-    module, inputs = model().eval(), made()
-    from tests.exporting import export  # benchmarks read this file where ExecuTorch is not installed
+    module, inputs = model().eval(), make_inputs()
+    from tests.exporting import export  # benchmarks import this file without ExecuTorch
 
     with ptegpu.load(export(module, inputs)) as program:
         got, want = program(*inputs), module(*inputs)

@@ -1,4 +1,4 @@
-"""Search in sorted sequences: one for all or one per row, ties, NaN, both sides, every dtype."""
+"""Search in sorted sequences: shared or one per row, ties, NaN, both sides, every dtype."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NAN, INF = float("nan"), float("inf")
 
 
 def ordered(dtype: DType, *shape: int) -> T:
-    """Sequences with equal elements."""
+    """Return sorted sequences with equal elements."""
     row = [k // 2 for k in range(shape[-1])]
     return T(shape, dtype, values=tuple(float(v) for _ in range(int(np.prod(shape[:-1]))) for v in row))
 
@@ -44,7 +44,7 @@ CASES = [
     *(bucketize(T((7,), values=(NAN, INF, -INF, 0.0, -0.0, 2.5, 9.0)), ENDS, False, right) for right in (False, True)),
     searchsorted(T((2, 3), values=(5.0, 1.0, 3.0, 9.0, 7.0, 8.0)), T((2, 4), high=9), False, False, None,
                  T((2, 3), I32, values=(1, 2, 0, 1, 2, 0))),
-    bucketize(T((40,), low=0, high=50), ordered(F32, 100)),  # places above 10, which a twentieth changes
+    bucketize(T((40,), low=0, high=50), ordered(F32, 100)),  # results above 10, so that a change of a twentieth shows
     searchsorted(ordered(F32, 100), T((40,), low=0, high=50)),
     bucketize(of(I32, 5), ordered(I32, 1)),
     bucketize(of(F32, 5), ordered(F32, 0)),

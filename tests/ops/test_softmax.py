@@ -1,4 +1,4 @@
-"""Softmax: every dimension, every way a row is shared among lanes, rows held and rows walked, infinities and NaN."""
+"""Softmax: every dimension, every way to divide a row among lanes, rows in registers and in passes, infinities, NaN."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def in_f32(name: str, x: torch.Tensor, dim: int) -> torch.Tensor:
     return getattr(torch, name)(x, dim, dtype=torch.float32)
 
 
-# Pieces of nothing but -inf, with NaN, with inf, and with values far apart.
+# Pieces of only -inf, with NaN, with inf, and with values far apart.
 LONG = T((4, 40964), values=tuple(
     -INF if k < 20000 else NAN if k == 41000 else INF if k == 90000 else float(k % 7) + k // 40964 * (k % 40964) / 500
     for k in range(4 * 40964)

@@ -1,4 +1,4 @@
-"""Sorting: rows that one workgroup sorts and rows that are merged, ties, NaN, every dtype, any dimension."""
+"""Sorting: rows within one workgroup and rows that need merges, ties, NaN, every dtype, any dimension."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from ptegpu.plan.target import Target
 
 F32, F16, I32, I8, U8, BOOL = DType.F32, DType.F16, DType.I32, DType.I8, DType.U8, DType.BOOL
 NAN, INF = float("nan"), float("inf")
-ODD = (3.0, NAN, -0.0, INF, 0.0, -INF, NAN, 1e-42, -1e-42, 3.0, -3.0, 0.0)  # ties, subnormals, and what has no order
+ODD = (3.0, NAN, -0.0, INF, 0.0, -INF, NAN, 1e-42, -1e-42, 3.0, -3.0, 0.0)  # ties, subnormals and NaN
 Pair = tuple[torch.Tensor, torch.Tensor]
 
 
 def of(dtype: DType, *shape: int) -> T:
-    """Few values, so that many are equal."""
+    """Return a tensor of few distinct values, so that many are equal."""
     return T(shape, dtype, low=0 if dtype is U8 else -3, high=4)
 
 
@@ -33,8 +33,8 @@ def kth(x: torch.Tensor, k: int, dim: int = -1, keepdim: bool = False) -> Pair:
     values, indices = torch.sort(x, dim=dim, stable=True)
     if not x.dim():
         return values, indices
-    found = values.narrow(dim, k - 1, 1), indices.narrow(dim, k - 1, 1)
-    return found if keepdim else (found[0].squeeze(dim), found[1].squeeze(dim))
+    results = values.narrow(dim, k - 1, 1), indices.narrow(dim, k - 1, 1)
+    return results if keepdim else (results[0].squeeze(dim), results[1].squeeze(dim))
 
 
 def stable(x: T, dim: int = -1, descending: bool = False, **more: Any) -> Case:
@@ -50,7 +50,7 @@ def kthvalue(x: T, k: int, dim: int = -1, keepdim: bool = False) -> Case:
 
 
 def middle(x: torch.Tensor, dim: int, keepdim: bool = False) -> Pair:
-    """The first of equal elements, where PyTorch may take any; of NaNs the first too."""
+    """Return the median with the index of its first occurrence, also for NaN; PyTorch may return any."""
     values, _ = torch.median(x, dim, keepdim)
     around = values if keepdim or not x.dim() else values.unsqueeze(dim)
     order = torch.sort(torch.where(torch.isnan(x), -torch.inf, x) if x.is_floating_point() else x, dim=dim, stable=True)
@@ -118,7 +118,7 @@ BROWSER = CASES[1::4]
 )
 @pytest.mark.parametrize("memory", [128, 512])
 def test_many_merges(case: Case, memory: int) -> None:
-    """With little memory a workgroup sorts few elements, and short rows are merged as long ones are."""
+    """With little memory a workgroup sorts few elements, so even short rows need merges."""
     check(case, max_shared_bytes=memory, max_invocations=32)
 
 

@@ -1,4 +1,4 @@
-"""The spans of int64 values hold: no operands within theirs give a result outside."""
+"""Spans of int64 values: operands within their spans never give a result outside its span."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ptegpu.portable import PORTABLE, PRIMS, OutSpec, call
 
 SHAPE = (3, 4)
 X, Y, LOW, HIGH = (Var(name, DType.I64, SHAPE) for name in ("x", "y", "low", "high"))
-INDEX = Var("index", DType.I64, SHAPE)  # of the first dimension, as it is shorter
+INDEX = Var("index", DType.I64, SHAPE)  # into the first dimension, which is shorter
 PART, ROW = Var("part", DType.I64, (3, 2)), Var("row", DType.I64, (4,))
 N, M = Var("n", None), Var("m", None)
 
@@ -87,9 +87,9 @@ def spans_of(c: Call, of: Of) -> list[Span | None]:
 
 def test_every_rule_is_tested() -> None:
     rules = {name: facts_of(name) for name in (*PORTABLE, *PRIMS)}
-    known = {name for name, rule in rules.items() if (rule.span or rule.places is not None) and not rule.moves}
-    aliases = {"add", "sub", "mul", "floordiv", "sym_size.int"}  # as delegates name them
-    assert known - aliases <= set(ARGUMENTS)
+    with_spans = {name for name, rule in rules.items() if (rule.span or rule.places is not None) and not rule.moves}
+    aliases = {"add", "sub", "mul", "floordiv", "sym_size.int"}  # names in delegates
+    assert with_spans - aliases <= set(ARGUMENTS)
 
 
 @pytest.mark.parametrize("op", ARGUMENTS)
@@ -104,13 +104,13 @@ def test_no_result_is_outside(op: str) -> None:
 
 
 def check(op: str, args: tuple[Operand, ...], a: Span, b: Span, rng: np.random.Generator) -> bool:
-    """Whether there is a span; random operands, and those at the ends of theirs, keep within it."""
-    known = {X: a, Y: b, PART: b, ROW: b, LOW: (-4, -1), HIGH: (2, 6), N: (max(a[0], 0), max(a[1], 0) % 40), M: b}
-    known[N] = (min(known[N]), max(known[N]))
+    """Check that random and extreme operands stay within the result's span; return False if it has none."""
+    ranges = {X: a, Y: b, PART: b, ROW: b, LOW: (-4, -1), HIGH: (2, 6), N: (max(a[0], 0), max(a[1], 0) % 40), M: b}
+    ranges[N] = (min(ranges[N]), max(ranges[N]))
 
     def of(operand: Operand) -> Span | None:
         if isinstance(operand, Var):
-            return known.get(operand) or of_dtype(operand.dtype)
+            return ranges.get(operand) or of_dtype(operand.dtype)
         return (operand, operand) if isinstance(operand, int) else None
 
     def value(operand: Operand) -> Any:
@@ -118,23 +118,23 @@ def check(op: str, args: tuple[Operand, ...], a: Span, b: Span, rng: np.random.G
             return [value(o) for o in operand]
         if not isinstance(operand, Var):
             return operand
-        low, high = (0, 2) if operand.name == "index" else known.get(operand, (0, 1))
-        made = rng.choice([low, high, int(rng.integers(low, high + 1))], operand.sizes)
-        return int(made) if operand.dtype is None else made.astype(operand.dtype.numpy)
+        low, high = (0, 2) if operand.name == "index" else ranges.get(operand, (0, 1))
+        elements = rng.choice([low, high, int(rng.integers(low, high + 1))], operand.sizes)
+        return int(elements) if operand.dtype is None else elements.astype(operand.dtype.numpy)
 
-    results = 2 if facts_of(op).places == 1 else 1
+    count = 2 if facts_of(op).places == 1 else 1
     dtype = None if op in PRIMS else DType.I64
-    outs = tuple(Var(f"out{k}", dtype, SHAPE) for k in range(results))
-    found = spans_of(Call(op, args, outs, op), of)
-    assert all((s is None) == (found[0] is None) for s in found)
-    if found[0] is None:
+    outs = tuple(Var(f"out{k}", dtype, SHAPE) for k in range(count))
+    bounds = spans_of(Call(op, args, outs, op), of)
+    assert all((s is None) == (bounds[0] is None) for s in bounds)
+    if bounds[0] is None:
         return False
     for _ in range(3):
-        given = [value(x) for x in args]
-        got = [PRIMS[op](*given)] if op in PRIMS else call(op, given, [OutSpec(DType.I64)] * results)
-        for span, result in zip(found, got, strict=True):
+        values = [value(x) for x in args]
+        results = [PRIMS[op](*values)] if op in PRIMS else call(op, values, [OutSpec(DType.I64)] * count)
+        for span, result in zip(bounds, results, strict=True):
             if np.size(result):
-                assert span is not None and span[0] <= np.min(result) and np.max(result) <= span[1], (given, result)
+                assert span is not None and span[0] <= np.min(result) and np.max(result) <= span[1], (values, result)
     return True
 
 
@@ -157,11 +157,11 @@ def test_what_int64_cannot_hold_has_no_span() -> None:
 
 @pytest.mark.parametrize("bounds", [(Y,), (None, Y), (LOW, Y), (Y, HIGH)])
 def test_a_clamp_to_what_nothing_bounds_has_no_span(bounds: tuple[Operand, ...]) -> None:
-    known = {X: (0, 5), LOW: (-4, -1), HIGH: (2, 6)}.get
-    assert [None] == spans_of(Call("aten.clamp.Tensor", (X, *bounds), (INDEX,), "clamp"), known)
+    span_of = {X: (0, 5), LOW: (-4, -1), HIGH: (2, 6)}.get
+    assert [None] == spans_of(Call("aten.clamp.Tensor", (X, *bounds), (INDEX,), "clamp"), span_of)
 
 
 def test_a_scalar_wraps_in_a_narrower_result() -> None:
-    one, narrow = Var("one", DType.I64, ()), Var("narrow", DType.I32, SHAPE)
-    known = {one: (-(2**40), -(2**40)), narrow: (0, 9)}.get
-    assert [INT32] == spans_of(Call("aten.maximum.default", (one, narrow), (narrow,), "maximum"), known)
+    scalar, narrow = Var("one", DType.I64, ()), Var("narrow", DType.I32, SHAPE)
+    span_of = {scalar: (-(2**40), -(2**40)), narrow: (0, 9)}.get
+    assert [INT32] == spans_of(Call("aten.maximum.default", (scalar, narrow), (narrow,), "maximum"), span_of)

@@ -1,4 +1,4 @@
-"""Products on matrix units, emulated: within what rounding to f16 costs, at edges of tiles, beyond the range of f16."""
+"""Products on emulated matrix units: f16 rounding error, edges of tiles, values beyond the range of f16."""
 
 from __future__ import annotations
 
@@ -57,13 +57,13 @@ def small_ones_too(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(params=[LARGE, TILES[2]], ids=["large", "small"])
 def tile(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Products that matrix units serve have tiles of this size."""
+    """Set the tile size of products on matrix units."""
     monkeypatch.setattr(tensor_core_products, "tile_of", lambda p: request.param)
 
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """A weight of packed ints, the arguments that say so, and the floats (N, K) that it stands for."""
+    """A weight of packed ints, its quantisation arguments, and the floats (N, K) it represents."""
 
     op: str
     args: tuple[Any, ...]
@@ -73,7 +73,7 @@ class Packed:
     def random(
         op: str, n: int, k: int, group: int, scales: Array | float = 1.0, dtype: Any = np.float32, seed: int = 0
     ) -> Packed:
-        """Scales are between 1/2 and 3/2 times those given, (groups, n) or for all."""
+        """Return a random weight whose scales are between 1/2 and 3/2 times `scale`, a number or (groups, n)."""
         rng = np.random.default_rng([n, k, group, seed])
         factors = (rng.uniform(0.5, 1.5, (-(-k // group), n)) * scales).astype(dtype)
         if op == C8:
@@ -87,18 +87,18 @@ class Packed:
         return Packed(op, args, ints * np.repeat(factors.astype(np.float64), group, 0)[:k].T)
 
     def of(self, s: Sketch, x: Tensor, *bias: Tensor) -> Tensor:
-        """x · its transpose."""
+        """Multiply x by the weight's transpose."""
         args = [s.constant(a) if isinstance(a, np.ndarray) else a for a in self.args]
         return s.tensor(self.op, x, *args, *bias)
 
 
 def normal(*shape: int, scale: Array | float = 1.0, dtype: Any = np.float32) -> Array:
-    """The same for the same shape."""
+    """Return normal random values that depend only on the shape."""
     return (np.random.default_rng(shape).standard_normal(shape) * scale).astype(dtype)
 
 
 def run(gpu: Device, s: Sketch, y: Tensor, *inputs: Array, precision: Precision = "auto") -> Array:
-    """What a graph makes of inputs, on matrix units."""
+    """Run a graph on matrix units."""
     gpu.target = replace(gpu.target, precision=precision)
     engine = engine_of(s.returns(y), gpu)
     assert any(k.name.startswith("matrix_gemm") for k in engine.plan.kernels), [k.name for k in engine.plan.kernels]
@@ -106,8 +106,11 @@ def run(gpu: Device, s: Sketch, y: Tensor, *inputs: Array, precision: Precision 
 
 
 def compare(y: Array, x: Array, w: Array, added: Array | float = 0.0, most: float = 2**-10) -> None:
-    """y is x (…, M, K) · w (…, N, K)ᵀ + added: each element within what rounding x and w to f16 can cost, all of them
-    within far less on average, and within 2e-3 of their scale."""
+    """Compare y with x (…, M, K) · w (…, N, K)ᵀ + added.
+
+    The error of each element is bounded by rounding x and w to f16; the mean error is far smaller, and every error is
+    within 2e-3 of the largest element.
+    """
     x, w = x.astype(np.float64), w.astype(np.float64)
     right = x @ np.swapaxes(w, -1, -2) + added
     size = np.abs(x) @ np.swapaxes(np.abs(w), -1, -2) + 1e-3 * np.abs(added)
@@ -163,12 +166,12 @@ def test_k_in_parts(gpu: Device, op: str) -> None:
     else:
         w = normal(n, k)
         y = s.tensor(LINEAR, s.input(m, k), s.constant(w), s.constant(bias))
-    found = run(gpu, s, y, x, precision="fast")
+    actual = run(gpu, s, y, x, precision="fast")
     assert [k.name for k in plan_of(s.graph, gpu.target)[0].kernels][-1] == "matrix_finish"
-    compare(found, x, w, bias.astype(np.float64))
+    compare(actual, x, w, bias.astype(np.float64))
 
 
-EXACT = 2**-21  # what is left of an element that is two of f16, and what sums of f32 lose
+EXACT = 2**-21  # error of an element split into two f16, and of sums in f32
 
 
 @pytest.mark.parametrize("precision", ["exact", "auto"])
@@ -176,9 +179,9 @@ EXACT = 2**-21  # what is left of an element that is two of f16, and what sums o
 def test_floats_that_are_two_of_f16(gpu: Device, tile: None, precision: Precision, m: int, n: int, k: int) -> None:
     s, x, w, bias = Sketch(), normal(m, k), normal(n, k), normal(n)
     y = s.tensor(LINEAR, s.input(m, k), s.constant(w), s.constant(bias))
-    found = run(gpu, s, y, x, precision=precision)
-    compare(found, x, w, bias.astype(np.float64), most=EXACT)
-    assert np.abs(found - (x.astype(np.float64) @ w.T + bias)).max() < 1e-6 * np.abs(found).max()
+    actual = run(gpu, s, y, x, precision=precision)
+    compare(actual, x, w, bias.astype(np.float64), most=EXACT)
+    assert np.abs(actual - (x.astype(np.float64) @ w.T + bias)).max() < 1e-6 * np.abs(actual).max()
 
 
 def test_packed_weights_that_are_two_of_f16(gpu: Device) -> None:
@@ -197,12 +200,13 @@ def test_two_of_f16_of_any_size(gpu: Device, scale: float) -> None:
         compare(y[rest, column : column + 1], x[rest], w[column : column + 1], most=EXACT)
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize("precision", ["exact", "fast"])
 @pytest.mark.parametrize(
     ("batch", "channels", "size", "out", "kernel", "stride", "padding"),
     [
         (2, 9, (11, 13), 70, (3, 3), (1, 1), (1, 1)),
-        (3, 16, (14, 14), 80, (3, 3), (2, 2), (1, 1)),  # 49 positions each
+        (3, 16, (14, 14), 80, (3, 3), (2, 2), (1, 1)),  # 49 positions per image
         (1, 3, (30, 31), 72, (7, 7), (2, 2), (3, 3)),
         (2, 40, (150,), 96, (5,), (2,), (0,)),
     ],
@@ -222,65 +226,65 @@ def test_convolutions(
 
     s = Sketch()
     x, w, bias = normal(batch, channels, *size), normal(out, channels, *kernel), normal(out)
-    x[0] *= 1e5  # an image of another size than the next
+    x[0] *= 1e5  # of another magnitude than the next image
     none = [0] * len(size)
     args = (list(stride), list(padding), [1] * len(size), False, none, 1)
     y = s.tensor("aten.convolution.default", s.input(*x.shape), s.constant(w), s.constant(bias), *args)
-    found = run(gpu, s, s.tensor("aten.relu.default", y), x, precision=precision)
+    actual = run(gpu, s, s.tensor("aten.relu.default", y), x, precision=precision)
     convolve = torch.nn.functional.conv1d if len(size) == 1 else torch.nn.functional.conv2d
     x64, w64, bias64 = (torch.from_numpy(v.astype(np.float64)) for v in (x, w, bias))
     right = convolve(x64, w64, bias64, stride, padding).relu().numpy()
     scale = convolve(x64.abs(), w64.abs(), bias64.abs(), stride, padding).numpy()
-    assert np.all(np.abs(found - right) <= (EXACT if precision == "exact" else 2**-10) * scale)
+    assert np.all(np.abs(actual - right) <= (EXACT if precision == "exact" else 2**-10) * scale)
 
 
-@pytest.mark.parametrize("kept", [1 << 20, 15_000, 0])
-def test_weights_that_stay_as_blocks(gpu: Device, monkeypatch: pytest.MonkeyPatch, kept: int) -> None:
-    """As many as there is memory for: they are laid out in the first run, whatever sizes come next."""
+@pytest.mark.parametrize("kept_bytes", [1 << 20, 15_000, 0])
+def test_weights_that_stay_as_blocks(gpu: Device, monkeypatch: pytest.MonkeyPatch, kept_bytes: int) -> None:
+    """The first run lays out as many weights as fit in memory, for every size that follows."""
     sizes, s = (150, 64, 150, 50), Sketch()
     weights = [Packed.random(Q4, n, k, 32, seed=n) for n, k in ((64, 64), (96, 64), (70, 96))]
     ys = [s.input(150, 64)]
-    for weight in weights:  # the first one's rows may have another length next time
+    for weight in weights:  # rows of the first weight's result may have another length in the next run
         ys.append(weight.of(s, ys[-1]))
-    monkeypatch.setattr(gpu, "target", replace(gpu.target, precision="auto", kept_bytes=kept))
+    monkeypatch.setattr(gpu, "target", replace(gpu.target, precision="auto", kept_bytes=kept_bytes))
     engine = engine_of(s.returns(*ys[1:]), gpu)
     for number, m in enumerate(sizes):
-        before, given = gpu.counters.dispatches, normal(m, 64)
-        for y, weight in zip(map(np.asarray, engine.run([given])), weights, strict=True):
-            compare(y, given, weight.values)
-            given = y
+        before, x = gpu.counters.dispatches, normal(m, 64)
+        for y, weight in zip(map(np.asarray, engine.run([x])), weights, strict=True):
+            compare(y, x, weight.values)
+            x = y
         count = gpu.counters.dispatches - before
-        assert count == (12 if number == 0 else {1 << 20: 10, 15_000: 11, 0: 12}[kept])
+        assert count == (12 if number == 0 else {1 << 20: 10, 15_000: 11, 0: 12}[kept_bytes])
 
 
 @pytest.mark.parametrize(("m", "rows"), [(5, 16), (16, 16), (17, 32), (32, 32), (33, 64)])
 def test_few_rows_where_weights_stay(gpu: Device, monkeypatch: pytest.MonkeyPatch, m: int, rows: int) -> None:
-    """As of many sequences that each want a token."""
+    """Many sequences that each decode one token give few rows."""
     k, s = 300, Sketch()
     x, weight = normal(m, k), Packed.random(Q4, 70, k, 20)
     y = weight.of(s, s.input(m, k))
     monkeypatch.setattr(gpu, "target", replace(gpu.target, kept_bytes=1 << 20))
     compare(run(gpu, s, y, x), x, weight.values)
-    found = [kernel.name for kernel in plan_of(s.graph, gpu.target)[0].kernels]
-    assert f"matrix_gemm{rows}" in found
+    names = [kernel.name for kernel in plan_of(s.graph, gpu.target)[0].kernels]
+    assert f"matrix_gemm{rows}" in names
     monkeypatch.setattr(gpu, "target", replace(gpu.target, kept_bytes=0))
     assert not any("matrix" in kernel.name for kernel in plan_of(s.graph, gpu.target)[0].kernels)
 
 
 @pytest.mark.parametrize("k", [96, 74])
-@pytest.mark.parametrize("kept", [True, False], ids=["stays", "made"])
-def test_a_norm_before_products(gpu: Device, monkeypatch: pytest.MonkeyPatch, k: int, kept: bool) -> None:
-    """It is computed where rows are laid out as blocks; unless others want it."""
+@pytest.mark.parametrize("keeps_blocks", [True, False], ids=["stays", "made"])
+def test_a_norm_before_products(gpu: Device, monkeypatch: pytest.MonkeyPatch, k: int, keeps_blocks: bool) -> None:
+    """The norm is fused into the kernel that lays out its rows as blocks, unless another operator reads its result."""
     m, s = 50, Sketch()
     x, scale = normal(m, k, scale=10.0 ** (np.arange(m) % 5)[:, None]), normal(k)
-    given = s.tensor("et_vk.rms_norm.default", s.input(m, k), s.constant(scale), 1e-3)
+    operand = s.tensor("et_vk.rms_norm.default", s.input(m, k), s.constant(scale), 1e-3)
     weights = [Packed.random(Q4, n, k, k, seed=n) for n in (64, 70)]
-    ys = [w.of(s, given) for w in weights]
+    ys = [w.of(s, operand) for w in weights]
     s.returns(*ys)
     fuse_siblings(s.graph)
     fuse_norms(s.graph)
     assert len(s.graph.nodes) == 1
-    monkeypatch.setattr(gpu, "target", replace(gpu.target, precision="auto", kept_bytes=(1 << 20) * kept))
+    monkeypatch.setattr(gpu, "target", replace(gpu.target, precision="auto", kept_bytes=(1 << 20) * keeps_blocks))
     names = [kernel.name for kernel in plan_of(s.graph, gpu.target)[0].kernels]
     assert "rms_norm" not in names and "norm_element" not in names
     x64 = x.astype(np.float64)
@@ -291,8 +295,8 @@ def test_a_norm_before_products(gpu: Device, monkeypatch: pytest.MonkeyPatch, k:
 
 def test_products_that_are_worth_it_together(gpu: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     m, k, s = 50, 96, Sketch()
-    given = s.input(m, k)
-    s.returns(*[Packed.random(Q4, n, k, 32).of(s, given) for n in (64, 48, 64)])
+    operand = s.input(m, k)
+    s.returns(*[Packed.random(Q4, n, k, 32).of(s, operand) for n in (64, 48, 64)])
     fuse_siblings(s.graph)
     for least, count in ((m * 176 * k, 1), (m * 176 * k + 1, 0)):
         monkeypatch.setattr(tensor_core_products, "WORTH", least)
@@ -301,7 +305,7 @@ def test_products_that_are_worth_it_together(gpu: Device, monkeypatch: pytest.Mo
 
 
 def test_a_joined_formula(gpu: Device) -> None:
-    """relu moves no two numbers apart, and what is added is added to f32."""
+    """relu never increases a difference, and the operand is added in f32."""
     m, n, k = 50, 96, 64
     s, x, rest, weight = Sketch(), normal(m, k), normal(m, n), Packed.random(Q4, n, k, 32)
     y = s.tensor("aten.relu.default", weight.of(s, s.input(m, k)))
@@ -310,15 +314,15 @@ def test_a_joined_formula(gpu: Device) -> None:
     fuse_elementwise(s.graph)
     assert [node.op.name for node in s.graph.nodes] == ["fused(linear_q4gsw+relu+add)"]
     gpu.target = replace(gpu.target, precision="auto")
-    found = np.asarray(engine_of(s.graph, gpu).run([x, rest])[0])
+    actual = np.asarray(engine_of(s.graph, gpu).run([x, rest])[0])
     right = x.astype(np.float64) @ weight.values.T
     clipped = right > 0
-    compare(np.where(clipped, found - rest, right), x, weight.values)
-    assert np.abs(found - rest)[~clipped].max() <= 2e-3 * np.abs(right).max()
+    compare(np.where(clipped, actual - rest, right), x, weight.values)
+    assert np.abs(actual - rest)[~clipped].max() <= 2e-3 * np.abs(right).max()
 
 
 def product_of(sets: bool) -> OpDef:
-    """a (Z or sets, M, K) · b (Z, N, K)ᵀ · 3 + bias (Z or sets, N) / 2."""
+    """Return an operator for a (Z or sets, M, K) · b (Z, N, K)ᵀ · 3 + bias (Z or sets, N) / 2."""
 
     def steps(a: Tensor, b: Tensor, bias: Tensor) -> Steps:
         (batch, n, k), m = b.shape, a.shape[1]
@@ -335,7 +339,7 @@ def test_batches(gpu: Device, dtype: Any, sets: int, k: int) -> None:
     batch, m, n = 4 if sets == 2 else 3, 50, 70
     a, b, bias = normal(sets, m, k, dtype=dtype), normal(batch, n, k, dtype=dtype), normal(sets, 1, n, dtype=dtype)
     s = Sketch()
-    inputs = [s.input(*given.shape, dtype=DType.of(given.dtype)) for given in (a, b, bias)]
+    inputs = [s.input(*array.shape, dtype=DType.of(array.dtype)) for array in (a, b, bias)]
     y = run(gpu, s, s.tensor(product_of(sets == 2), *inputs), a, b, bias, precision="fast")
     each = np.arange(batch) % sets
     compare(y, 3.0 * a[each].astype(np.float64), b, 0.5 * bias[each].astype(np.float64))
@@ -354,7 +358,7 @@ def test_matrices_along_n(gpu: Device, dtype: Any, precision: Precision, op: str
 @pytest.mark.parametrize("large", [1e6, 1e-6, 1e32, 1e-30], ids=str)
 @pytest.mark.parametrize("scale", [1e4, 1e-6], ids=str)
 def test_beyond_the_range_of_f16(gpu: Device, large: float, scale: float) -> None:
-    """Rows of very different sizes, and one of zeros."""
+    """Rows have very different magnitudes; one is zero."""
     m, n, k = 51, 64, 64
     rows = np.where(np.arange(m) % 3, large, 1.0)[:, None] * (np.arange(m) != 5)[:, None]
     s, x, weight = Sketch(), normal(m, k, scale=rows), Packed.random(Q4, n, k, 32, scale)
@@ -381,7 +385,7 @@ def test_rows_of_any_size_in_both_matrices(gpu: Device) -> None:
 
 
 def test_one_element_far_above_the_others_of_its_row(gpu: Device) -> None:
-    """Wherever it is."""
+    """The position of the element does not matter."""
     m, n, k = 70, 64, 70
     s, x, w = Sketch(), normal(m, k), normal(n, k)
     x[np.arange(m), np.arange(m)], w[np.arange(n), np.arange(n)[::-1]] = 2.0**17, -(2.0**17)
@@ -404,7 +408,7 @@ def test_groups_of_any_size_in_a_packed_matrix(gpu: Device) -> None:
 
 
 def test_sizes_that_undo_each_other(gpu: Device) -> None:
-    """A result is in the range of f32 wherever it is to, however large what it comes from."""
+    """A result is finite if it fits in f32, however large the operands."""
     m, n, k = 48, 64, 64
     for up in (1e36, 1e-36):
         s, x, weight = Sketch(), normal(m, k, scale=up), Packed.random(Q4, n, k, 32, 1 / up)
@@ -422,13 +426,13 @@ def test_nan_and_infinity_stay_in_their_rows(gpu: Device, op: str) -> None:
     else:
         weight = Packed.random(op, n, k, k if op == C8 else 32)
         y, w = weight.of(s, s.input(m, k)), weight.values
-    found = run(gpu, s, y, x, precision="fast")
+    actual = run(gpu, s, y, x, precision="fast")
     odd = [3, 9, 11]
     with np.errstate(invalid="ignore"):
         right = x[odd].astype(np.float64) @ w.T
-    np.testing.assert_array_equal(np.isnan(found[odd]), np.isnan(right))
-    np.testing.assert_array_equal(found[odd][np.isinf(right)], right[np.isinf(right)])
-    compare(np.delete(found, odd, 0), np.delete(x, odd, 0), w)
+    np.testing.assert_array_equal(np.isnan(actual[odd]), np.isnan(right))
+    np.testing.assert_array_equal(actual[odd][np.isinf(right)], right[np.isinf(right)])
+    compare(np.delete(actual, odd, 0), np.delete(x, odd, 0), w)
 
 
 def test_fewer_rows_than_there_may_be(gpu: Device) -> None:
@@ -445,9 +449,9 @@ def test_fewer_rows_than_there_may_be(gpu: Device) -> None:
     ("columns", "limit", "gemms", "finishes"),
     [
         ((64, 48, 72), 1 << 27, 1, 1),
-        ((64, 48, 70), 1 << 27, 1, 3),  # 70 columns are not stored four at a time
-        ((70, 48, 64), 1 << 27, 2, 2),  # nor do they fill blocks
-        ((128, 64, 64), 4 * 128 * 256 - 1, 2, 2),  # sums of 256 columns cannot be bound
+        ((64, 48, 70), 1 << 27, 1, 3),  # 70 columns cannot be stored four at a time
+        ((70, 48, 64), 1 << 27, 2, 2),  # and do not fill blocks
+        ((128, 64, 64), 4 * 128 * 256 - 1, 2, 2),  # sums of 256 columns exceed the binding limit
     ],
 )
 def test_products_of_the_same_rows_at_once(
@@ -455,9 +459,9 @@ def test_products_of_the_same_rows_at_once(
 ) -> None:
     m, k = 50, 96
     s, x = Sketch(), normal(m, k)
-    given = s.input(m, k)
+    operand = s.input(m, k)
     weights = [Packed.random(Q4, n, k, 32) for n in columns]
-    s.returns(*[w.of(s, given) for w in weights])
+    s.returns(*[w.of(s, operand) for w in weights])
     fuse_siblings(s.graph)
     assert len(s.graph.nodes) == 1
     monkeypatch.setattr(gpu, "target", replace(gpu.target, precision="auto", max_binding_bytes=limit))
@@ -471,11 +475,11 @@ def test_products_of_the_same_rows_at_once(
 
 
 def test_a_gate_and_what_it_is_multiplied_with(gpu: Device) -> None:
-    """The second product's formula reads what the first one gives."""
+    """The second product's epilogue reads the result of the first."""
     m, n, k = 50, 96, 64
     s, x = Sketch(), normal(m, k)
-    given, weights = s.input(m, k), [Packed.random(Q4, n, k, 32, seed=seed) for seed in (1, 2)]
-    up, gate = (w.of(s, given) for w in weights)
+    operand, weights = s.input(m, k), [Packed.random(Q4, n, k, 32, seed=seed) for seed in (1, 2)]
+    up, gate = (w.of(s, operand) for w in weights)
     s.returns(s.tensor("aten.mul.Tensor", s.tensor("aten.relu.default", gate), up))
     fuse_elementwise(s.graph)
     fuse_siblings(s.graph)
@@ -497,15 +501,15 @@ def test_a_weight_in_parts(gpu: Device, monkeypatch: pytest.MonkeyPatch) -> None
     s, x, w, bias = Sketch(), normal(m, k), normal(n, k), normal(n)
     y = s.tensor(LINEAR, s.input(m, k), s.constant(w), s.constant(bias))
     monkeypatch.setattr(gpu, "target", replace(gpu.target, max_binding_bytes=60 * n * k * 4 // 100))
-    found = run(gpu, s, y, x, precision="fast")
+    actual = run(gpu, s, y, x, precision="fast")
     plan = plan_of(s.graph, gpu.target)[0]
     assert ["matrix_gemm" in plan.kernels[d.kernel].name for d in plan.dispatches].count(True) == 2
-    compare(found, x, w, bias.astype(np.float64))
+    compare(actual, x, w, bias.astype(np.float64))
 
 
 @pytest.mark.parametrize("op", [Q4, LINEAR, MM])
 def test_a_plan_for_all_sizes(op: str) -> None:
-    """It does at each what one does that was made for that size alone, and has few choices."""
+    """At each size the plan equals one made for that size alone, and it has few alternatives."""
     s, n, k = Sketch(), 130, 2 * tensor_core_products.PART
     x = s.input(400, k, dtype=DType.F32 if op == Q4 else DType.F16)
     if op == Q4:
@@ -518,7 +522,7 @@ def test_a_plan_for_all_sizes(op: str) -> None:
     assert hold(traced, Planner(s.graph, TARGET, [True], plain=True), points(traced, 25)) == 25
     plan = traced.plan()
     names = [[plan.kernels[d.kernel].name for d in choice.dispatches] for f in plan.families for choice in f.steps[0]]
-    assert 1 <= sum(any("matrix_gemm" in n for n in found) for found in names) <= 6  # two tiles, and parts of K
+    assert 1 <= sum(any("matrix_gemm" in n for n in kernels) for kernels in names) <= 6  # two tile sizes, and split K
 
 
 def kernels(s: Sketch, y: Tensor, target: Target) -> list[str]:
@@ -553,8 +557,8 @@ def chosen(op: str, dtype: Any, target: Target, **sizes: int) -> bool:
 @pytest.mark.parametrize(("op", "dtype"), CHOICES, ids=lambda v: getattr(v, "__name__", v))
 def test_precision_is_a_promise(op: str, dtype: Any) -> None:
     for precision, rounded in zip(("exact", "auto", "fast"), CHOICES[op, dtype], strict=True):
-        found = names(op, dtype, replace(TARGET, precision=precision))
-        assert [f"matrix_gemm64{'' if rounded else '_exact'}"] == [name for name in found if "gemm" in name]
+        kernels = names(op, dtype, replace(TARGET, precision=precision))
+        assert [f"matrix_gemm64{'' if rounded else '_exact'}"] == [name for name in kernels if "gemm" in name]
 
 
 @pytest.mark.parametrize(
@@ -579,7 +583,7 @@ def test_what_an_adapter_must_have(less: dict[str, Any]) -> None:
 
 
 def test_sums_and_blocks_that_can_be_bound() -> None:
-    """Some are larger than what they come from."""
+    """Sums and blocks may be larger than the tensors they are computed from."""
     assert chosen(Q4, np.float32, replace(TARGET, max_binding_bytes=4 * 128 * 128))
     for less in ({"m": 129}, {"n": 129}, {"m": 48, "k": 320}):
         assert not chosen(Q4, np.float32, replace(TARGET, max_binding_bytes=4 * 128 * 128 + 8192), **less)

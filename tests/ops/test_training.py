@@ -1,4 +1,4 @@
-"""Operators of training on the device, against references in PyTorch and the wheel's own."""
+"""Operators of on-device training against references in PyTorch and in ExecuTorch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def weight_gradient(d_out, x):
 
 
 def unpacked(weight):
-    """(N, K / 2) bytes as (N, K) integers from -8 to 7."""
+    """Return the (N, K) integers from -8 to 7 in (N, K / 2) bytes."""
     return torch.stack((weight & 15, weight >> 4), -1).reshape(len(weight), -1).to(torch.int32) - 8
 
 
@@ -100,7 +100,7 @@ WEIGHT_GRADIENTS = [
     dw((17,), 3, 35),
     dw((17,), 35, 1),
     dw((9,), 1, 8),
-    dw((2, 2, 300), 6, 10),  # in parts of the rows
+    dw((2, 2, 300), 6, 10),  # split rows
     dw((0,), 4, 3),
     dw((6,), 12, 8, F16),
     dw((13,), 5, 3, F16),
@@ -111,10 +111,10 @@ INPUT_GRADIENTS = [
     dx((3,), 33, 40, 8),
     dx((7,), 36, 64, 32, columns=40),
     dx((2, 17), 9, 96, 96),
-    dx((6,), 7, 30, 10),  # rows that are no whole words
+    dx((6,), 7, 30, 10),  # rows that do not fill their last word
     dx((6,), 7, 12, 3, columns=8),
     dx((5,), 6, 2, 2),
-    dx((4,), 1100, 20, 4),  # in parts of N
+    dx((4,), 1100, 20, 4),  # split N
     dx((6,), 8, 32, 32, F16),
     dx((6,), 5, 18, 6, F16),
     dx((6,), 8, 32, 16, scales=F16),
@@ -196,8 +196,8 @@ def test_halves_round_to_even():
 def test_codes_of_a_dequantised_weight_are_the_weight():
     weight, scales = torch.randint(0, 256, (6, 16), dtype=torch.uint8), torch.rand(4, 6) + 0.1
     latent = unpacked(weight) * each_scale(scales, 8, 6, 32)
-    given = T((6, 32), values=tuple(latent.ravel().tolist())), T((4, 6), values=tuple(scales.ravel().tolist())), 8
-    check(Case("et_vk.q4gsw_requant.default", given, lambda *_: weight))
+    operands = T((6, 32), values=tuple(latent.ravel().tolist())), T((4, 6), values=tuple(scales.ravel().tolist())), 8
+    check(Case("et_vk.q4gsw_requant.default", operands, lambda *_: weight))
 
 
 def test_a_scale_of_zero_gives_the_code_of_zero():

@@ -1,4 +1,4 @@
-"""Views: every shape rule, and casts between all dtypes that a GPU holds."""
+"""Views: every shape rule, and casts between all dtypes of the GPU."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ptegpu.errors import ShapeError
 F32, F16, I32, I8, U8, BOOL = DType.F32, DType.F16, DType.I32, DType.I8, DType.U8, DType.BOOL
 TORCH = {F32: torch.float32, F16: torch.float16, I32: torch.int32, I8: torch.int8, U8: torch.uint8, BOOL: torch.bool}
 EMPTY = (None, None, None, None, False, None)  # dtype, layout, device, pinning, non_blocking, memory format
-ODD = {  # values whose conversion is not plain
+ODD = {  # values at the edges of conversions
     F32: (-1.9, 1.9, 0.5, -0.5, 0.0, -0.0, 100.7, 1e-30, 3.0),
     I32: (-128, 127, 0, 300, -300, 65536, 1, 255, -1),
 }

@@ -1,4 +1,4 @@
-"""The tests of the tables in this folder: every case of `CASES` against PyTorch."""
+"""Collection of the case tables in this folder: every case of `CASES` runs against PyTorch."""
 
 from __future__ import annotations
 
@@ -12,6 +12,6 @@ from tests.tables import tests_of
 def pytest_pycollect_makeitem(collector: Any, name: str, obj: Any) -> Sequence[pytest.Item | pytest.Collector] | None:
     if name != "CASES":
         return None
-    from tests.portable.harness import check  # needs PyTorch, as every file with such a table does
+    from tests.portable.harness import check  # needs PyTorch, like every file with such a table
 
     return tests_of(collector, "test_case", obj, check)

@@ -1,4 +1,4 @@
-"""A case is an operator and its arguments; the oracle is the operator in PyTorch."""
+"""Cases of operators with their arguments; the oracle is the operator in PyTorch."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from ptegpu.dtypes import DType
 from ptegpu.portable import PORTABLE, OutSpec, call
 
 DROPPED = ("dtype", "layout", "device", "pin_memory")
-EXACT = ("moves", "index")  # families that compute nothing
+EXACT = ("moves", "index")  # families that only copy
 TOLERANCE = {torch.float16: 1e-3, torch.bfloat16: 1e-2}
 
 NAN, INF = float("nan"), float("inf")
-BIG = 2**40 + 3  # an int64 that neither int32 nor float32 holds
+BIG = 2**40 + 3  # an int64 that fits neither int32 nor float32
 
 
 @dataclass(frozen=True)
 class Case:
-    """`args` as the out variant takes them; `dtype` is for operators that say it to the functional overload only."""
+    """`args` are those of the out variant; `dtype` is for operators with a dtype only in the functional overload."""
 
     name: str
     args: tuple[Any, ...]
@@ -39,7 +39,7 @@ def case(name: str, *args: Any, dtype: torch.dtype | None = None) -> Case:
 
 
 def f(*sizes: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """Normal values, the same for the same sizes."""
+    """Return normal random values that depend only on the sizes."""
     return torch.randn(sizes, generator=torch.Generator().manual_seed(sum(sizes) + 1), dtype=torch.float64).to(dtype)
 
 
@@ -56,7 +56,7 @@ def b(*sizes: int) -> torch.Tensor:
 
 
 def distinct(*sizes: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """A shuffled range: sorting it has one answer."""
+    """Return a shuffled range, which has exactly one sorted order."""
     count = int(np.prod(sizes))
     order = torch.randperm(count, generator=torch.Generator().manual_seed(count))
     return (order - count // 2).reshape(sizes).to(dtype)
@@ -72,7 +72,7 @@ def schema(name: str) -> torch._C.FunctionSchema:
 
 
 def parameters(name: str) -> list[torch._C.Argument]:
-    """What a kernel is given: the functional overload's arguments, less those that its out variant drops."""
+    """Return a kernel's parameters: those of the functional overload that its out variant also has."""
     arguments = schema(name).arguments
     dropped = DROPPED if any(a.name == "pin_memory" for a in arguments) else ()
     return [a for a in arguments if a.name not in dropped]
@@ -87,12 +87,12 @@ def expected(case: Case) -> list[torch.Tensor]:
         else:
             positional.append(value)
     function = getattr(getattr(getattr(torch.ops, namespace), base), overload)
-    found = function(*positional, **named)
-    return list(found) if isinstance(found, tuple | list) else [found]
+    result = function(*positional, **named)
+    return list(result) if isinstance(result, tuple | list) else [result]
 
 
 def to_numpy(value: Any) -> Any:
-    """An argument as the host gives it to a kernel; bfloat16 is float32, a dtype its number in the file."""
+    """Convert an argument to the host's form: bfloat16 becomes float32, and a dtype its number in the file."""
     if isinstance(value, torch.Tensor):
         return (value.float() if value.dtype is torch.bfloat16 else value).numpy()
     if isinstance(value, list):
@@ -109,10 +109,10 @@ def spec(value: torch.Tensor | None) -> OutSpec:
 
 
 def check(case: Case) -> None:
-    wanted = expected(case)
-    given = call(case.name, to_numpy(list(case.args)), [spec(w) for w in wanted])
-    assert len(wanted) == len(given)
-    for w, g in zip(wanted, given):
+    references = expected(case)
+    results = call(case.name, to_numpy(list(case.args)), [spec(w) for w in references])
+    assert len(references) == len(results)
+    for w, g in zip(references, results):
         if w is not None:
             compare(w, g, exact=is_exact(case))
 
@@ -121,17 +121,17 @@ def is_exact(case: Case) -> bool:
     return PORTABLE[case.name].function.__module__.rpartition(".")[2] in EXACT
 
 
-def compare(wanted: torch.Tensor, given: np.ndarray, *, exact: bool) -> None:
-    assert list(wanted.shape) == list(given.shape)
-    array = to_numpy(wanted)
-    assert array.dtype == given.dtype
-    assert given.flags.c_contiguous
+def compare(reference: torch.Tensor, result: np.ndarray, *, exact: bool) -> None:
+    assert list(reference.shape) == list(result.shape)
+    array = to_numpy(reference)
+    assert array.dtype == result.dtype
+    assert result.flags.c_contiguous
     if exact or array.dtype.kind != "f":
-        np.testing.assert_array_equal(given, array)
+        np.testing.assert_array_equal(result, array)
     else:
-        tolerance = TOLERANCE.get(wanted.dtype, 1e-5)
+        tolerance = TOLERANCE.get(reference.dtype, 1e-5)
         scale = float(np.abs(array[np.isfinite(array)].astype(np.float64)).max(initial=0.0))
-        np.testing.assert_allclose(given, array, rtol=tolerance, atol=tolerance * min(1.0, scale))
+        np.testing.assert_allclose(result, array, rtol=tolerance, atol=tolerance * min(1.0, scale))
 
 
 def _short(value: Any) -> str:

@@ -1,6 +1,6 @@
-"""Every case refuses results that are scaled by a twentieth, zeroed, or shifted by one element: see `tests/changes.py`.
+"""Sensitivity of the cases: each refuses results scaled by a twentieth, zeroed or shifted by one (`tests/changes.py`).
 
-What a change does not change is counted below.
+The table counts results that a change leaves as they are.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ LEFT_AS_THEY_ARE = {
 
 
 def test_every_case_refuses_changed_results() -> None:
-    found = Tried()
+    total = Tried()
     for path in sorted(Path(__file__).parent.glob("test_*.py")):
         for case in getattr(importlib.import_module(f"tests.portable.{path.stem}"), "CASES", ()):
-            wanted = [w for w in expected(case) if w is not None]
+            tensors = [w for w in expected(case) if w is not None]
 
-            def hold(given: Sequence[np.ndarray], case: Case = case, wanted: list[torch.Tensor] = wanted) -> None:
-                for w, g in zip(wanted, given, strict=True):
+            def hold(results: Sequence[np.ndarray], case: Case = case, tensors: list[torch.Tensor] = tensors) -> None:
+                for w, g in zip(tensors, results, strict=True):
                     compare(w, g, exact=is_exact(case))
 
-            tried = change_all([np.array(to_numpy(w), order="C") for w in wanted], hold)
-            found.unchanged += tried.unchanged
-            found.accepted += [f"{case}: {what}" for what in tried.accepted]
-    assert [] == found.accepted
-    assert found.table == LEFT_AS_THEY_ARE, f"LEFT_AS_THEY_ARE = {found.table}"
+            tried = change_all([np.array(to_numpy(w), order="C") for w in tensors], hold)
+            total.unchanged += tried.unchanged
+            total.accepted += [f"{case}: {what}" for what in tried.accepted]
+    assert [] == total.accepted
+    assert total.table == LEFT_AS_THEY_ARE, f"LEFT_AS_THEY_ARE = {total.table}"

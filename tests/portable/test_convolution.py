@@ -7,8 +7,8 @@ PLAIN_2D = ([1, 1], [0, 0], [1, 1])  # stride, padding, dilation
 
 CASES: list[Case] = [
     *(
-        case("convolution.default", f(n, 4, *sizes), f(6, 4 // groups, *kernel), bias, *how, False, [0], groups)
-        for n, sizes, kernel, groups, bias, how in (
+        case("convolution.default", f(n, 4, *sizes), f(6, 4 // groups, *kernel), bias, *geometry, False, [0], groups)
+        for n, sizes, kernel, groups, bias, geometry in (
             (1, [5, 6], [3, 2], 1, f(6), PLAIN_2D),
             (2, [5, 6], [3, 3], 2, None, ([2, 1], [1, 2], [1, 1])),
             (2, [7, 7], [3, 3], 1, f(6), ([1, 2], [2, 0], [2, 3])),
@@ -43,8 +43,8 @@ CASES: list[Case] = [
     ),
     case("convolution.default", i(1, 2, 4), i(3, 2, 2), None, [1], [0], [1], False, [0], 1),
     *(
-        case("convolution.default", f(n, 4, *sizes), f(4, 6 // groups, *kernel), bias, *how, True, extra, groups)
-        for n, sizes, kernel, groups, bias, how, extra in (
+        case("convolution.default", f(n, 4, *sizes), f(4, 6 // groups, *kernel), bias, *geometry, True, extra, groups)
+        for n, sizes, kernel, groups, bias, geometry, extra in (
             (1, [3, 4], [3, 2], 1, f(6), PLAIN_2D, [0, 0]),
             (2, [3, 4], [3, 3], 2, f(6), ([2, 3], [1, 0], [1, 1]), [1, 2]),
             (1, [3, 3], [3, 3], 1, None, ([1, 2], [2, 1], [2, 1]), [0, 0]),
@@ -58,13 +58,13 @@ CASES: list[Case] = [
             x,
             w,
             [w.shape[1] * g if transposed else len(w)],
-            *how,
+            *geometry,
             transposed,
             extra,
             g,
             mask,
         )
-        for grad, x, w, how, transposed, extra, g, mask in (
+        for grad, x, w, geometry, transposed, extra, g, mask in (
             (f(2, 6, 3, 4), f(2, 4, 5, 5), f(6, 2, 3, 2), PLAIN_2D, False, [0, 0], 2, [True, True, True]),
             (
                 f(2, 6, 3, 3),

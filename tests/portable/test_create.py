@@ -37,28 +37,28 @@ CASES: list[Case] = [
 
 @pytest.mark.parametrize("name", ["aten.empty.memory_format", "dim_order_ops._empty_dim_order.default"])
 def test_empty(name: str) -> None:
-    (found,) = call(name, [[2, 3]], [OutSpec(DType.I32, (2, 3))])
-    assert (found.shape, found.dtype) == ((2, 3), np.int32)
+    (result,) = call(name, [[2, 3]], [OutSpec(DType.I32, (2, 3))])
+    assert (result.shape, result.dtype) == ((2, 3), np.int32)
 
 
 @pytest.mark.parametrize(
     ("name", "mean", "deviation"), [("aten.rand.default", 0.5, 12**-0.5), ("aten.randn.default", 0, 1)]
 )
 def test_random(name: str, mean: float, deviation: float) -> None:
-    (found,) = call(name, [[100, 100]], [OutSpec(DType.F32, (100, 100))])
-    assert (found.shape, found.dtype) == ((100, 100), np.float32)
-    assert found.mean() == pytest.approx(mean, abs=0.1)
-    assert found.std() == pytest.approx(deviation, abs=0.1)
+    (result,) = call(name, [[100, 100]], [OutSpec(DType.F32, (100, 100))])
+    assert (result.shape, result.dtype) == ((100, 100), np.float32)
+    assert result.mean() == pytest.approx(mean, abs=0.1)
+    assert result.std() == pytest.approx(deviation, abs=0.1)
 
 
 def test_dropout() -> None:
     x = np.ones((100, 100), np.float32)
     outs = [OutSpec(DType.F32, x.shape), OutSpec(DType.BOOL, x.shape)]
-    found, kept = call("aten.native_dropout.default", [x, 0.25, True], outs)
-    assert kept.mean() == pytest.approx(0.75, abs=0.05)
-    np.testing.assert_allclose(found, kept / 0.75, rtol=1e-6)
-    found, kept = call("aten.native_dropout.default", [x, 0.25, False], outs)
-    assert (found == x).all() and kept.all()
+    result, mask = call("aten.native_dropout.default", [x, 0.25, True], outs)
+    assert mask.mean() == pytest.approx(0.75, abs=0.05)
+    np.testing.assert_allclose(result, mask / 0.75, rtol=1e-6)
+    result, mask = call("aten.native_dropout.default", [x, 0.25, False], outs)
+    assert (result == x).all() and mask.all()
 
 
 def test_an_int_beyond_the_int32_that_a_program_stores_it_in_is_refused() -> None:

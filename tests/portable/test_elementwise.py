@@ -20,7 +20,7 @@ COMPARISONS = ["eq", "ge", "gt", "le", "lt", "ne"]
 
 CASES: list[Case] = [
     *(case(f"{n}.default", x) for n in FLOAT_UNARY for x in (f(2, 3), f(), f(0, 3), f(5, dtype=DOUBLE))),
-    *(case(f"{n}.default", SPECIAL) for n in FLOAT_UNARY if n != "gelu"),  # whose infinity depends on the vector width
+    *(case(f"{n}.default", SPECIAL) for n in FLOAT_UNARY if n != "gelu"),  # its infinity depends on the vector width
     *(case(f"{n}.default", f(2, 3, dtype=d)) for n in FLOAT_UNARY for d in (HALF, BFLOAT)),
     *(case(f"{n}.default", i(2, 3, dtype=torch.int32)) for n in FLOAT_UNARY if n not in WITHOUT_INTEGERS),
     *(case(f"{n}.default", b(2, 3)) for n in ("cos", "exp", "sigmoid", "sqrt")),

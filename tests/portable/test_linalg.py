@@ -42,8 +42,8 @@ CASES: list[Case] = [
 def test_fourier_transforms(dims: list[int], normalization: int) -> None:
     x = f(3, 6)
     for onesided in (True, False):
-        wanted = torch.ops.aten._fft_r2c(x, dims, normalization, onesided)
-        np.testing.assert_allclose(fft_r2c(x.numpy(), dims, normalization, onesided), wanted, rtol=1e-5, atol=1e-5)
+        expected = torch.ops.aten._fft_r2c(x, dims, normalization, onesided)
+        np.testing.assert_allclose(fft_r2c(x.numpy(), dims, normalization, onesided), expected, rtol=1e-5, atol=1e-5)
     half = torch.ops.aten._fft_r2c(x, dims, 0, True)
-    wanted = torch.ops.aten._fft_c2r(half, dims, normalization, 6)
-    np.testing.assert_allclose(fft_c2r(half.numpy(), dims, normalization, 6), wanted, rtol=1e-5, atol=1e-5)
+    expected = torch.ops.aten._fft_c2r(half, dims, normalization, 6)
+    np.testing.assert_allclose(fft_c2r(half.numpy(), dims, normalization, 6), expected, rtol=1e-5, atol=1e-5)

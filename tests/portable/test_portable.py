@@ -1,4 +1,4 @@
-"""The registry of host kernels: whom it serves, how it calls, and what it says when it cannot."""
+"""The registry of host kernels: the operators it covers, its calls, its error messages."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ptegpu.graph.schema import OPTIONS, REQUIRED
 from ptegpu.portable import PORTABLE, OutSpec, call, portable, registry
 from ptegpu.portable.families import FAMILIES
 
-BY_HAND = {  # no oracle that gives comparable numbers
+BY_HAND = {  # no oracle with comparable numbers
     "aten.rand.default",
     "aten.randn.default",
     "aten.native_dropout.default",
@@ -46,58 +46,58 @@ def test_every_kernel_has_a_case() -> None:
 
 def test_each_family_lists_its_operators() -> None:
     listed = {(family, name) for family, names in FAMILIES.items() for name in names.split()}
-    made = {(k.function.__module__.rpartition(".")[2], name.split(".")[1]) for name, k in PORTABLE.items()}
-    assert made == listed
+    registered = {(k.function.__module__.rpartition(".")[2], name.split(".")[1]) for name, k in PORTABLE.items()}
+    assert registered == listed
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_results_are_bounded_before_a_kernel_computes(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A result that is larger than its arguments needs `sizes`, or a call of `afford`."""
-    asked: list[int] = []
+    """A kernel whose result can be larger than its arguments declares `sizes` or calls `afford`."""
+    sizes: list[int] = []
     for module in (registry, *(importlib.import_module(f"ptegpu.portable.{name}") for name in FAMILIES)):
         if hasattr(module, "afford"):
-            monkeypatch.setattr(module, "afford", asked.append)
+            monkeypatch.setattr(module, "afford", sizes.append)
     exceeded = set()
     for c in importlib.import_module(f"tests.portable.test_{family}").CASES:
-        wanted = expected(c)
-        asked.clear()
-        results = call(c.name, to_numpy(list(c.args)), [spec(w) for w in wanted])
-        if max(r.nbytes for r in results) > max(asked):
+        references = expected(c)
+        sizes.clear()
+        results = call(c.name, to_numpy(list(c.args)), [spec(w) for w in references])
+        if max(r.nbytes for r in results) > max(sizes):
             exceeded.add(c.name)
     assert exceeded == set()
 
 
 @pytest.mark.parametrize("name", [n for n in PORTABLE if not n.startswith("et_copy.")])
 def test_a_schema_is_that_of_pytorch(name: str) -> None:
-    found = [p for p in PORTABLE[name].parameters if p.name != "options"]
-    wanted = parameters(name)
-    assert len(found) >= len(wanted)  # overloads that share a kernel may know fewer arguments
-    for p, argument in zip(found, wanted):
+    ours = [p for p in PORTABLE[name].parameters if p.name != "options"]
+    theirs = parameters(name)
+    assert len(ours) >= len(theirs)  # overloads that share a kernel may have fewer arguments
+    for p, argument in zip(ours, theirs):
         assert p.default == (argument.default_value if argument.has_default_value() else REQUIRED), p.name
 
 
 @pytest.mark.parametrize("name", [n for n in PORTABLE if not n.startswith("et_copy.")])
 def test_options_stand_where_pytorch_has_them(name: str) -> None:
-    given = [a.name for a in schema(name).arguments]
-    found = [p.name for p in PORTABLE[name].parameters]
-    assert ("options" in found) == ("pin_memory" in given)
-    if "options" in found:
-        assert OPTIONS == tuple(given[found.index("options") :][:4])
+    theirs = [a.name for a in schema(name).arguments]
+    ours = [p.name for p in PORTABLE[name].parameters]
+    assert ("options" in ours) == ("pin_memory" in theirs)
+    if "options" in ours:
+        assert OPTIONS == tuple(theirs[ours.index("options") :][:4])
 
 
 def test_results_are_cast_to_the_declared_dtype() -> None:
-    (found,) = call("aten.mul.Scalar", [np.array([1, 2, 3]), 1.5], [I64])
-    assert found.dtype == np.int64 and found.tolist() == [1, 3, 4]
+    (result,) = call("aten.mul.Scalar", [np.array([1, 2, 3]), 1.5], [I64])
+    assert result.dtype == np.int64 and result.tolist() == [1, 3, 4]
 
 
 def test_bfloat16_is_float32_on_the_host() -> None:
-    (found,) = call("aten.ones.default", [[2]], [OutSpec(DType.BF16)])
-    assert found.dtype == np.float32
+    (result,) = call("aten.ones.default", [[2]], [OutSpec(DType.BF16)])
+    assert result.dtype == np.float32
 
 
 def test_numpy_scalars_are_tensors() -> None:
-    (found,) = call("aten.add.Tensor", [np.ones(2, np.float32), np.float64(0.5)], [F32])
-    assert found.tolist() == [1.5, 1.5]
+    (result,) = call("aten.add.Tensor", [np.ones(2, np.float32), np.float64(0.5)], [F32])
+    assert result.tolist() == [1.5, 1.5]
 
 
 def test_results_own_their_memory() -> None:
@@ -107,10 +107,10 @@ def test_results_own_their_memory() -> None:
         "aten.slice_copy.Tensor": [0, 1],
         "aten.relu.default": [],
     }.items():
-        (found,) = call(name, [x, *args], [F32])
-        assert not np.shares_memory(found, x)
-    (found,) = call("aten.cat.default", [[x]], [F32])
-    assert not np.shares_memory(found, x)
+        (result,) = call(name, [x, *args], [F32])
+        assert not np.shares_memory(result, x)
+    (result,) = call("aten.cat.default", [[x]], [F32])
+    assert not np.shares_memory(result, x)
 
 
 def test_no_warning_escapes(recwarn: pytest.WarningsRecorder) -> None:

@@ -24,8 +24,8 @@ def scalar(name: str, *args: Any) -> Any:
     return PRIMS[f"executorch_prim.{name}.Scalar"](*args)
 
 
-def same(wanted: Any, found: Any) -> bool:
-    return type(wanted) is type(found) and wanted == found
+def same(expected: Any, actual: Any) -> bool:
+    return type(expected) is type(actual) and expected == actual
 
 
 def test_every_primitive_of_the_runtime_is_there() -> None:
@@ -39,8 +39,8 @@ def test_every_primitive_of_the_runtime_is_there() -> None:
 )
 @pytest.mark.parametrize("pair", PAIRS)
 def test_binary(name: str, pair: tuple[Any, Any]) -> None:
-    wanted = getattr(torch.ops.executorch_prim, name).Scalar(*pair)
-    assert same(wanted, scalar(name, *pair))
+    expected = getattr(torch.ops.executorch_prim, name).Scalar(*pair)
+    assert same(expected, scalar(name, *pair))
 
 
 @pytest.mark.parametrize(("a", "b", "expected"), [(7, 3, 1), (-7, 3, 2), (7, -3, -2), (BIG, 10, 9)])
@@ -99,12 +99,12 @@ def test_view() -> None:
 
 def test_copy_index_collects_rows() -> None:
     copy_index = PRIMS["executorch_prim.et_copy_index.tensor"]
-    found = np.zeros((0, 3), np.int64)
+    rows = np.zeros((0, 3), np.int64)
     for k in range(3):
-        found = copy_index(found, np.full(3, BIG + k), k)
-    np.testing.assert_array_equal(found, [[BIG] * 3, [BIG + 1] * 3, [BIG + 2] * 3])
-    before = found.copy()
-    np.testing.assert_array_equal(copy_index(found, np.zeros(3, np.int64), 1)[1], [0, 0, 0])
-    np.testing.assert_array_equal(found, before)
+        rows = copy_index(rows, np.full(3, BIG + k), k)
+    np.testing.assert_array_equal(rows, [[BIG] * 3, [BIG + 1] * 3, [BIG + 2] * 3])
+    before = rows.copy()
+    np.testing.assert_array_equal(copy_index(rows, np.zeros(3, np.int64), 1)[1], [0, 0, 0])
+    np.testing.assert_array_equal(rows, before)
     with pytest.raises(ShapeError, match=r"^sizes \[4\] cannot be row 1 of sizes \[3, 3\]$"):
-        copy_index(found, np.zeros(4), 1)
+        copy_index(rows, np.zeros(4), 1)

@@ -1,4 +1,4 @@
-"""One schema per operator: what its GPU rule and its NumPy kernel bind to, and that PyTorch's is the same."""
+"""Schemas of operators: the GPU rule, the NumPy kernel and PyTorch agree on one."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def known_to_pytorch() -> Iterator[str]:
 
 
 def accepts(wider: Kinds, narrower: Kinds) -> bool:
-    """Return True if a parameter of some kinds takes all values of others; NumPy kernels get a Sym by its value."""
+    """Return True if a parameter of kinds `wider` takes all of `narrower`; NumPy kernels get the value of a Sym."""
     if Any in wider:
         return True
     lists = [k for k in wider if isinstance(k, frozenset)]
@@ -43,21 +43,21 @@ def test_a_rule_and_a_kernel_have_one_schema() -> None:
     assert len(BOTH) > 240
     for name in BOTH:
         kernel, rule = (PORTABLE if name in PORTABLE else PRIMS)[name], REGISTRY[name]
-        own, wanted = kernel.parameters, rule.parameters
-        assert [(p.name, p.default) for p in own] == [(p.name, p.default) for p in wanted]
-        assert [p.name for p, w in zip(own, wanted, strict=True) if not accepts(p.kinds, w.kinds)] == []
+        ours, theirs = kernel.parameters, rule.parameters
+        assert [(p.name, p.default) for p in ours] == [(p.name, p.default) for p in theirs]
+        assert [p.name for p, w in zip(ours, theirs, strict=True) if not accepts(p.kinds, w.kinds)] == []
 
 
 @pytest.mark.parametrize("name", list(known_to_pytorch()))
 def test_what_a_program_may_leave_out_is_as_in_pytorch(name: str) -> None:
-    """What a parameter ignores may have any default."""
-    found = [p for p in REGISTRY[name].parameters if p.name != "options"]
-    wanted = parameters(name)
-    assert len(found) >= len(wanted)
-    pairs = [(p, a) for p, a in zip(found, wanted) if a.has_default_value() and Any not in p.kinds]
+    """An ignored parameter may have any default."""
+    ours = [p for p in REGISTRY[name].parameters if p.name != "options"]
+    theirs = parameters(name)
+    assert len(ours) >= len(theirs)
+    pairs = [(p, a) for p, a in zip(ours, theirs) if a.has_default_value() and Any not in p.kinds]
     assert {p.name: p.default for p, _ in pairs} == {p.name: a.default_value for p, a in pairs}
-    given = [a.name for a in schema(name).arguments]
-    assert ("options" in [p.name for p in REGISTRY[name].parameters]) == ("pin_memory" in given)
+    names = [a.name for a in schema(name).arguments]
+    assert ("options" in [p.name for p in REGISTRY[name].parameters]) == ("pin_memory" in names)
 
 
 def rule(x: Tensor, dim: int, sizes: list[int], y: Tensor | None = None) -> Steps:
@@ -79,12 +79,12 @@ T, A = Tensor("t", DType.F32, (2,)), np.ones(2, np.float32)
     ],
 )
 def test_a_rule_and_a_kernel_say_the_same(args: tuple[Any, ...], message: str) -> None:
-    """A graph has tensors and tuples, the host arrays and lists."""
+    """Graphs use tensors and tuples, the host uses arrays and lists."""
     both = Schema("op", parameters_of(rule))
     for x, sequence in ((T, tuple), (A, list)):
-        given = [x if a == "x" else sequence(a) if isinstance(a, tuple) else a for a in args]
+        operands = [x if a == "x" else sequence(a) if isinstance(a, tuple) else a for a in args]
         with pytest.raises(InvalidProgram) as error:
-            both.bind(given)
+            both.bind(operands)
         assert str(error.value) == f"op: {message.format(sequence((1, 2.5)))}"
 
 
