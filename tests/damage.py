@@ -68,7 +68,7 @@ def no_constant(g: BlobGraph) -> Blobs:
 
 
 def late_prepack(g: BlobGraph) -> Blobs:
-    """Move a prepack behind all readers of its result."""
+    """Move a prepack after all readers of its result."""
     for k in _prepacks(g):
         yield replace(g, calls=(*g.calls[:k], *g.calls[k + 1 :], g.calls[k]))
 

@@ -167,7 +167,7 @@ def read(content: bytes) -> ParsedFile:
 
 
 def read_all(content: bytes) -> None:
-    """ParsedFile a program with its delegates, or a data file."""
+    """Read a program with its delegates, or a data file."""
     if content[4:8] == b"FT01":
         read_data(content)
         return
@@ -322,7 +322,7 @@ def _input(spec: Any, fill: int) -> Any:
 
 
 def parsed(content: bytes) -> tuple[str, str]:
-    """ParsedFile a file with its delegates, and return the outcome."""
+    """Read a file with its delegates, and return the outcome."""
     try:
         with within(10):
             read_all(content)
