@@ -18,11 +18,11 @@ import ptegpu
 from ptegpu.export import quiet
 from ptegpu.plan.method import Host, Run
 from tests.exporting import export
-from tests.zoo.architectures import Architecture, Made
+from tests.zoo.architectures import Architecture, BuiltModel
 
 FIGURES = Path(__file__).parent / "data" / "models.json"
 TOLERANCE = 1e-4  # of the largest element of an output
-MATTERS = 0.02  # of the same: the least effect of other inputs, without which a wrong result could go unnoticed
+MATTERS = 0.02  # the least effect of other inputs, relative to the same: otherwise wrong results could go unnoticed
 
 
 @dataclass(frozen=True)
@@ -30,16 +30,16 @@ class Found:
     """The results of a line of the table."""
 
     plans: int
-    sizes: tuple[str, ...]  # that may change
-    host: tuple[str, ...]  # operators, in their order
-    error: float  # of the largest element of an output, the largest of all
+    sizes: tuple[str, ...]  # dynamic ones
+    host: tuple[str, ...]  # operators on the host, in order
+    error: float  # the largest of all outputs, relative to the largest element of the output
 
 
 def run(a: Architecture, gpu: Any = "auto", data: bytes | None = None) -> Found:
     """Export and run an architecture at all sizes, and compare with PyTorch in float64.
 
     Raise AssertionError if the inputs do not matter."""
-    model = a.made()
+    model = a.build()
     data = data or exported(a, model)
     wide = copy.deepcopy(model.module).double()
     error = 0.0
@@ -59,7 +59,7 @@ def run(a: Architecture, gpu: Any = "auto", data: bytes | None = None) -> Found:
     return Found(sum(isinstance(i, Run) for i in items), model.sizes, host, error)
 
 
-def exported(a: Architecture, model: Made) -> bytes:
+def exported(a: Architecture, model: BuiltModel) -> bytes:
     return export(model.module, model.inputs(0, a.sizes[0]), dynamic_shapes=model.dynamic)
 
 

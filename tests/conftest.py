@@ -1,8 +1,8 @@
-"""Every kernel that any test compiles under naga is compiled under Tint too, when the run ends.
+"""A fixture for all tests: at the end, Tint compiles every kernel that a test compiled with naga.
 
-`PTEGPU_HEAVY=3/33` lets `make test` run the third slice, counted from 0, of 33 of the heavy tests, too.
-`PTEGPU_TESTS_WITHOUT_TINT=1` leaves that out, for GPU hosts where Dawn's Python package cannot be installed. With
-`PTEGPU_ENGINE=dawn` Tint compiles them anyway.
+`PTEGPU_TESTS_WITHOUT_TINT=1` turns it off, for GPU hosts where Dawn's Python package cannot be installed. With
+`PTEGPU_ENGINE=dawn` Tint compiles all kernels anyway. `PTEGPU_HEAVY=3/33` makes `make test` also run slice 3, counted
+from 0, of 33 slices of the heavy tests.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from ptegpu.gpu.pipelines import PipelineCache
 from ptegpu.plan.directives import source
 from ptegpu.plan.plan import Kernel
 
-os.environ["PTEGPU_CACHE"] = "off"  # no test depends on what was once measured on this machine
-os.environ.setdefault("PTEGPU_ENGINE", "wgpu")  # or on what else is installed
-os.environ.setdefault("GALLIVM_PERF", "nopt")  # most kernels run once: lavapipe need not optimize them
+os.environ["PTEGPU_CACHE"] = "off"  # no test depends on cached measurements
+os.environ.setdefault("PTEGPU_ENGINE", "wgpu")  # nor on the installed engines
+os.environ.setdefault("GALLIVM_PERF", "nopt")  # most kernels run once, so optimizing them in lavapipe does not pay
 
 
-@pytest.hookimpl(tryfirst=True)  # before marks are looked at
+@pytest.hookimpl(tryfirst=True)  # before pytest evaluates marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     k, _, count = os.environ.get("PTEGPU_HEAVY", "0/0").partition("/")
     heavy = [item for item in items if item.get_closest_marker("heavy")]
@@ -49,7 +49,7 @@ def kernels_compile_under_tint() -> Iterator[None]:
     original = PipelineCache.get
 
     def record(self: PipelineCache, kernel: Kernel) -> object:
-        pipeline = original(self, kernel)  # what naga refuses is some test's point
+        pipeline = original(self, kernel)  # raises if naga refuses the kernel, as some tests expect
         compiled.setdefault(source(kernel, "tint"), kernel.name)
         return pipeline
 
@@ -59,5 +59,5 @@ def kernels_compile_under_tint() -> Iterator[None]:
     texts = list(compiled)
     refused = check(texts)
     if refused:
-        said = (line for text in refused[:5] for line in text.split("\n"))
-        raise KernelError(f"Tint refuses {len(refused)} of {len(texts)} kernels:", *said)
+        messages = (line for text in refused[:5] for line in text.split("\n"))
+        raise KernelError(f"Tint refuses {len(refused)} of {len(texts)} kernels:", *messages)

@@ -1,7 +1,7 @@
-"""Delegate blobs that no exporter writes, made of ones that an exporter wrote: calls, constants and outputs go wrong.
+"""Damaged delegate blobs, made from those of an exporter: wrong calls, constants and outputs.
 
-`DAMAGES` maps each kind of damage to a function that yields every way to do it to a blob. `outcome` loads and calls a
-program with a damaged blob: it ends in an error of ours or in the results of the program as it was.
+`DAMAGES` maps each kind of damage to a function that yields every variant of it for a blob. `outcome` loads and calls a
+program with a damaged blob, which must raise an error of ours or return the results of the undamaged program.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ def _prepacks(g: BlobGraph) -> list[int]:
 
 
 def _operators(g: BlobGraph) -> list[tuple[int, BlobCall, BlobTensor]]:
-    """The calls that compute one tensor, with that tensor; not those that write a buffer in place."""
+    """Return the calls that compute one tensor, with that tensor, except those that write a buffer in place."""
     buffers = {g.calls[k].args[-1] for k in _prepacks(g)}
-    found = [(k, c, g.values[c.args[-1]]) for k, c in enumerate(g.calls) if c.operator != PREPACK]
-    found = [(k, c, v) for k, c, v in found if c.args[-1] not in buffers]
-    return [(k, c, v) for k, c, v in found if isinstance(v, BlobTensor)]
+    operators = [(k, c, g.values[c.args[-1]]) for k, c in enumerate(g.calls) if c.operator != PREPACK]
+    operators = [(k, c, v) for k, c, v in operators if c.args[-1] not in buffers]
+    return [(k, c, v) for k, c, v in operators if isinstance(v, BlobTensor)]
 
 
 def _alike(g: BlobGraph, tensor: BlobTensor, other: int) -> bool:
@@ -59,7 +59,7 @@ def _alike(g: BlobGraph, tensor: BlobTensor, other: int) -> bool:
 
 
 def no_constant(g: BlobGraph) -> Blobs:
-    """The source of a prepack is no constant."""
+    """Let the source of a prepack be a non-constant."""
     for k in _prepacks(g):
         source = g.calls[k].args[0]
         value = g.values[source]
@@ -68,19 +68,19 @@ def no_constant(g: BlobGraph) -> Blobs:
 
 
 def late_prepack(g: BlobGraph) -> Blobs:
-    """A prepack comes after everything that reads its result."""
+    """Move a prepack after all readers of its result."""
     for k in _prepacks(g):
         yield replace(g, calls=(*g.calls[:k], *g.calls[k + 1 :], g.calls[k]))
 
 
 def missing_prepack(g: BlobGraph) -> Blobs:
-    """A prepack is gone."""
+    """Remove a prepack."""
     for k in _prepacks(g):
         yield replace(g, calls=(*g.calls[:k], *g.calls[k + 1 :]))
 
 
 def other_prepack(g: BlobGraph) -> Blobs:
-    """A prepack has more or fewer arguments, is done twice, packs an input, or writes one."""
+    """Change a prepack's number of arguments, let it pack or write an input, or repeat one."""
     for k in _prepacks(g):
         source, target = g.calls[k].args
         yield _with_call(g, k, (source, source, target))
@@ -94,19 +94,19 @@ def other_prepack(g: BlobGraph) -> Blobs:
 
 
 def missing_call(g: BlobGraph) -> Blobs:
-    """An operator whose result is used is gone."""
+    """Remove an operator whose result is used."""
     for k, _, _ in _operators(g):
         yield replace(g, calls=(*g.calls[:k], *g.calls[k + 1 :]))
 
 
 def late_call(g: BlobGraph) -> Blobs:
-    """An operator comes after everything else."""
+    """Move an operator to the end."""
     for k, _, _ in _operators(g)[:-1]:
         yield replace(g, calls=(*g.calls[:k], *g.calls[k + 1 :], g.calls[k]))
 
 
 def own_output(g: BlobGraph) -> Blobs:
-    """An operator reads the value that it makes."""
+    """Let an operator read its own result."""
     for k, call, tensor in _operators(g):
         for place, value_id in enumerate(call.args[:-1]):
             if value_id != call.args[-1] and _alike(g, tensor, value_id):
@@ -114,7 +114,7 @@ def own_output(g: BlobGraph) -> Blobs:
 
 
 def written_input(g: BlobGraph) -> Blobs:
-    """The result of an operator is one more input, or one that there is."""
+    """Make the result of an operator an additional input, or replace it by an input."""
     for _, call, tensor in _operators(g):
         result = call.args[-1]
         yield replace(g, inputs=(*g.inputs, result))
@@ -126,20 +126,20 @@ def written_input(g: BlobGraph) -> Blobs:
 
 
 def cycle(g: BlobGraph) -> Blobs:
-    """An operator reads what a later one makes."""
-    found = _operators(g)
-    for n, (k, call, _) in enumerate(found):
-        for _, later, tensor in found[n + 1 :]:
+    """Let an operator read the result of a later one."""
+    operators = _operators(g)
+    for n, (k, call, _) in enumerate(operators):
+        for _, later, tensor in operators[n + 1 :]:
             for place, value_id in enumerate(call.args[:-1]):
                 if value_id != later.args[-1] and _alike(g, tensor, value_id):
                     yield _with_call(g, k, _put(call.args, place, later.args[-1]))
 
 
 def one_output_more(g: BlobGraph) -> Blobs:
-    """The call takes fewer outputs than there are, and the first is no new value of a buffer.
+    """Add an output that the call does not list and that is not the new value of a buffer.
 
-    An intermediate value that only one constant of its shape leads to, whose memory nothing else takes, is left out:
-    a program that stores it in that constant is written with the same bytes.
+    Intermediate values whose memory no later result reuses are left out: a program that stores such a value in a
+    constant of its shape has the same bytes.
     """
     for output in g.outputs:
         yield replace(g, outputs=(output, *g.outputs))
@@ -157,19 +157,19 @@ def one_output_more(g: BlobGraph) -> Blobs:
 
 
 def one_output_less(g: BlobGraph) -> Blobs:
-    """There is no output, and the call takes one."""
+    """Remove the output that the call lists."""
     yield replace(g, outputs=())
 
 
 def unwritten_output(g: BlobGraph) -> Blobs:
-    """An output is a value that nothing writes."""
+    """Make an unwritten value an output."""
     for k, output in enumerate(g.outputs):
         added, new = _added(g, g.values[output])
         yield replace(added, outputs=_put(g.outputs, k, new))
 
 
 def unwritten_item(g: BlobGraph) -> Blobs:
-    """A list of tensors has one that nothing writes."""
+    """Put an unwritten tensor into a list."""
     for k, value in enumerate(g.values):
         for place, item in enumerate(value.items if isinstance(value, ValueList) else ()):
             if isinstance(g.values[item], BlobTensor):
@@ -178,7 +178,7 @@ def unwritten_item(g: BlobGraph) -> Blobs:
 
 
 def other_dtype(g: BlobGraph) -> Blobs:
-    """An input or an output has elements of another type than the call's value has: inside, outside, or both."""
+    """Change the element type of an input or output: inside the delegate, outside, or both."""
     for value_id in (*g.inputs, *g.outputs):
         value = g.values[value_id]
         for dtype in DTYPES if isinstance(value, BlobTensor) else ():
@@ -186,7 +186,7 @@ def other_dtype(g: BlobGraph) -> Blobs:
             if dtype.device is not value.dtype.device:
                 yield _with_value(g, value_id, replace(value, dtype=dtype, staging=dtype))
                 yield _with_value(g, value_id, replace(value, staging=dtype))
-                if not (dtype.is_float and value.dtype.is_float):  # as f16 programs do
+                if not (dtype.is_float and value.dtype.is_float):  # f16 programs do this
                     yield _with_value(g, value_id, replace(value, dtype=dtype))
                     yield _with_value(g, value_id, replace(value, dtype=dtype, staging=None))
 
@@ -213,18 +213,18 @@ DAMAGES: dict[str, Callable[[BlobGraph], Blobs]] = {
 
 
 def blobs(content: bytes) -> list[BlobGraph]:
-    """Those of a program, in order."""
+    """Return the delegate blobs of a program, in order."""
     return [read_delegate(d.blob) for m in ptegpu.format.read_program(content).methods for d in m.delegates]
 
 
 def outcome(
     content: bytes, k: int, damaged: BlobGraph, calls: Sequence[Sequence[Any]], expected: Sequence[Sequence[np.ndarray]]
 ) -> str:
-    """What comes of a program whose blob `k` is `damaged`: "right", the name of an error, or what is wrong."""
-    whole = [d.blob for m in ptegpu.format.read_program(content).methods for d in m.delegates]
+    """Run a program with `damaged` as blob `k`; return "right", the name of the error, or "wrong: …"."""
+    originals = [d.blob for m in ptegpu.format.read_program(content).methods for d in m.delegates]
 
     def read(blob: memoryview, **_: Any) -> BlobGraph:
-        return damaged if blob == whole[k] else read_delegate(blob)
+        return damaged if blob == originals[k] else read_delegate(blob)
 
     try:
         with patch.object(importer, "read_delegate", read):
@@ -240,6 +240,6 @@ def outcome(
 
 
 def run(content: bytes, calls: Sequence[Sequence[Any]]) -> list[list[np.ndarray]]:
-    """The results of calls, one after the other."""
+    """Make the calls in order and return their results."""
     with within(30), ptegpu.load(content) as program:
-        return [[np.array(r) for r in program.method("forward").execute(list(given))] for given in calls]
+        return [[np.array(r) for r in program.method("forward").execute(list(inputs))] for inputs in calls]

@@ -1,4 +1,4 @@
-"""PyTorch modules to `.pte` bytes, quickly and quietly, for tests and tools that check the results themselves."""
+"""Fast and quiet exports of PyTorch modules, for tests and tools that check the results themselves."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ export = partial(ptegpu.export.export, check=False)
 
 @cache
 def hasten() -> None:
-    """Save an eighth of the time of every export in this process; the bytes are the same.
+    """Make every export in this process an eighth faster, with the same bytes.
 
-    An export asks three times for every operator that PyTorch can decompose, and gives each kernels for 21 keys,
-    evaluating the generic types of the same annotations each time.
+    An export looks up every operator that PyTorch can decompose three times and registers kernels for 21 keys, each
+    time evaluating the generic types of the same annotations.
     """
     OperatorBase.py_impl = _py_impl(OperatorBase.py_impl)  # type: ignore[method-assign]
     utils._materialize_cpp_cia_ops = _when_there_are_more(utils._materialize_cpp_cia_ops)
@@ -34,7 +34,7 @@ def _py_impl(original: Callable[..., Any]) -> Callable[..., Any]:
         if not isinstance(key, DispatchKey) or key == DispatchKey.Python or key in self.py_kernels:
             return original(self, key)
 
-        def register(function):  # no annotations, which are evaluated in each call
+        def register(function):  # without annotations: each call would evaluate them
             self.py_kernels[key] = function
             self._dispatch_cache.clear()
             return function

@@ -14,11 +14,11 @@ from ptegpu.plan.numbers import compile_rows
 from ptegpu.plan.plan import Expr, Plan, Port
 from ptegpu.plan.resolve import PlanPoint, Resolver, choices_at, plan_at
 
-POINTS = int(os.environ.get("PTEGPU_POINTS", "24"))  # sizes that are compared, where there are more
+POINTS = int(os.environ.get("PTEGPU_POINTS", "24"))  # the most sizes to compare
 
 
 def shapes_at(planner: Planner, point: dict[int, int]) -> list[Any]:
-    """Return the shapes of the inputs, and the values of ints."""
+    """Return the shapes of tensor inputs and the values of ints."""
     shapes: list[Any] = []
     for k, v in enumerate(planner.graph.inputs):
         rows = [r for r in planner.grid.names if planner.table.rows[r][1] == k]
@@ -30,7 +30,7 @@ def shapes_at(planner: Planner, point: dict[int, int]) -> list[Any]:
 
 
 def points(planner: Planner, most: int = POINTS) -> Iterator[dict[int, int]]:
-    """Yield some of the sizes for which the planner has columns, or all."""
+    """Yield up to `most` of the sizes in the planner's grid."""
     if not planner.grid.columns:
         return
     count = len(planner.grid)
@@ -63,7 +63,7 @@ def described(plan: Plan) -> list[Any]:
 
 
 def scratch_of(planner: Planner, at: PlanPoint, shapes: list[Any]) -> list[Any]:
-    """Return the bytes of scratch that the choices at these sizes need."""
+    """Return the bytes of scratch memory that the choices at these sizes need."""
     picked = [cs[k] for cs, k in zip(planner.families[at.family].choices, at.choices, strict=True)]
     numbers = [n for c in picked for n in c.scratched]
     return [compile_rows(planner.table.rows, [n.row])(shapes, item)[0] if isinstance(n, Expr) else n for n in numbers]
@@ -85,14 +85,14 @@ def hold(traced: Planner, plain: Planner, where: Iterable[dict[int, int]]) -> in
             assert refused, f"at {shapes} the plan runs, but: {e}"
             continue
         if at is None:
-            continue  # not among the sizes that were looked at
+            continue  # the planner did not trace these sizes
         assert not refused, f"at {shapes} the plan refuses: {refused}"
         single = plain.plan()
         only = Resolver(single)
         want = described(plan_at(single, shapes, item, only))
         got = described(plan_at(plan, shapes, item, resolver))
         assert want == got, f"at {shapes}: {first_difference(want, got)}"
-        if all(0 not in s for s in shapes if isinstance(s, tuple)):  # what launches nothing may ask for none
+        if all(0 not in s for s in shapes if isinstance(s, tuple)):  # without dispatches, scratch may differ
             there = only.at(shapes, item)
             assert there is not None
             assert scratch_of(plain, there, shapes) == scratch_of(traced, at, shapes), f"scratch at {shapes}"

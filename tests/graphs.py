@@ -1,4 +1,4 @@
-"""Graphs written by hand, one call per node: what the tests of `graph`, `passes` and `plan` work on."""
+"""Graphs written by hand, one call per node, for the tests of `graph`, `passes` and `plan`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _overwrite(cache: Tensor, x: Tensor, *, target: Target) -> Steps:
     yield pointwise("copy", "a", [x], cache, target)
 
 
-# Writes its second argument over its first, in place. Like `update_cache` it has a result that says nothing.
+# Overwrites its first argument with its second, in place. Like `update_cache`, it has a meaningless result.
 OVERWRITE = OpDef(
     "test.overwrite",
     (Parameter("cache"), Parameter("x")),
@@ -37,7 +37,7 @@ OVERWRITE = OpDef(
 
 
 class Sketch:
-    """A graph that grows by its nodes; outputs get the shapes that the operators' rules say."""
+    """A graph that grows node by node; the operators' rules give the shapes of results."""
 
     def __init__(self, name: str = "g") -> None:
         self.graph = Graph(name)
@@ -53,7 +53,7 @@ class Sketch:
         return tensor
 
     def sym(self, value: int = 0) -> Sym:
-        """A symbolic int among the inputs."""
+        """Add a symbolic int to the inputs."""
         sym = Sym(self._name("s"), value)
         self.graph.inputs.append(sym)
         return sym
@@ -65,7 +65,7 @@ class Sketch:
         return Tensor(self._name("state"), dtype, shape, "state", data)
 
     def node(self, op: str | OpDef, *args: Arg, dtype: DType | Sequence[DType] | None = None) -> Value:
-        """Apply an operator; its (first) result. `dtype` is the result's, without it that of the first tensor."""
+        """Apply an operator and return its first result, of the first tensor's dtype unless `dtype` is passed."""
         definition = REGISTRY[op] if isinstance(op, str) else op
         outs: tuple[Value, ...]
         if definition.sym is not None:
@@ -84,7 +84,7 @@ class Sketch:
         return outs[0]
 
     def tensor(self, op: str | OpDef, *args: Arg, dtype: DType | Sequence[DType] | None = None) -> Tensor:
-        """`node` for an operator whose result is a tensor."""
+        """Apply an operator whose result is a tensor."""
         out = self.node(op, *args, dtype=dtype)
         assert isinstance(out, Tensor)
         return out
@@ -95,7 +95,7 @@ class Sketch:
 
 
 def settle(graph: Graph) -> None:
-    """Run every rule once from the maximum shapes: how a graph of fixed shapes is checked."""
+    """Run every shape rule once from the maximum shapes, to check a graph of fixed shapes."""
 
     def no_item(tensor: Tensor, element: int) -> int:
         raise ExecutionError(f"{tensor.name} has no data before the run")
@@ -109,13 +109,13 @@ def settle(graph: Graph) -> None:
 
 
 def plan_of(graph: Graph, target: Target | None = None) -> tuple[Plan, Memory]:
-    """The graph's plan, and the memory that it is laid out in."""
+    """Return the graph's plan and its memory layout."""
     planner = Planner(graph, target or Target()).cover()
     return planner.plan(), planner.memory
 
 
 def engine_of(graph: Graph, gpu: Any, *, cover: bool = True) -> Any:
-    """A plan runner for a graph whose inputs may have any size; all traced now, or each when it comes."""
+    """Return a plan runner for inputs of any size; with `cover`, trace all sizes now, otherwise on demand."""
     from ptegpu.gpu import SharedConstants
     from ptegpu.runtime.runner import PlanRunner
 

@@ -1,4 +1,4 @@
-"""Methods written by hand, as the runtime has them once they are compiled: what runs on the host needs no GPU."""
+"""Runners for methods written by hand, without a GPU for host steps."""
 
 from __future__ import annotations
 

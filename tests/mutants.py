@@ -1,8 +1,8 @@
-"""Programs with a few fields changed, by their structure: what the readers read of a file is where it is changed.
+"""Mutants of programs: files in which a few of the fields that the readers read are changed.
 
-A number becomes another number, a reference points to another thing of its kind, a list gets shorter or longer, a field
-goes, a name is another name. `seeds` are programs to begin with: models, and a delegate for a case of each operator.
-`python -m tools.mutate` does it by the thousand.
+A number becomes another number, a reference points to another object of its kind, a list gets shorter or longer, a
+field disappears, a name becomes another name. `seeds` are the original programs: models, and a delegate for a case of
+each operator. `python -m tools.mutate` makes thousands of mutants.
 """
 
 from __future__ import annotations
@@ -79,12 +79,12 @@ INTS = (
 )
 FLOATS = (0.0, -0.0, 1.0, -1.0, 0.5, 3.0, 1e-45, 1e38, 1e308, math.inf, -math.inf, math.nan, 2.0**31)
 MAX_INPUT = 1 << 22  # elements of an input
-FEW = ptegpu.Limits(instructions=20_000)  # an endless loop is a valid program
+STEP_LIMIT = ptegpu.Limits(instructions=20_000)  # an endless loop is a valid program
 
 
 @dataclass(frozen=True)
 class Place:
-    """A place that was read: a number of a `struct` code, or an offset to an object of a kind."""
+    """A place that a reader read: a number of a `struct` code, or an offset to an object of a kind."""
 
     at: int  # in the file
     code: str
@@ -93,8 +93,8 @@ class Place:
 
 
 @dataclass
-class Read:
-    """The places read in a file."""
+class ParsedFile:
+    """A file with the places that its reader read."""
 
     content: bytes
     places: list[Place] = field(default_factory=list)
@@ -108,8 +108,8 @@ class Read:
 
 
 @contextmanager
-def reading(into: list[Place]) -> Iterator[None]:
-    """Add every place that is read in FlatBuffers inside the block."""
+def reading(places: list[Place]) -> Iterator[None]:
+    """Record every place that is read in FlatBuffers inside the block."""
     codes = {"u8": "B", "i8": "b", "i32": "i", "u32": "I", "i64": "q", "u64": "Q", "f64": "d"}
 
     def scalar(name: str, code: str) -> Callable[..., Any]:
@@ -117,7 +117,7 @@ def reading(into: list[Place]) -> Iterator[None]:
 
         def get(self: FlatTable, slot: int, *default: int) -> Any:
             if at := self._field(slot, struct.calcsize(code)):
-                into.append(Place(self.buffer.base + at, code))
+                places.append(Place(self.buffer.base + at, code))
             return original(self, slot, *default)
 
         return get
@@ -128,21 +128,21 @@ def reading(into: list[Place]) -> Iterator[None]:
         position = target(self, slot)
         if position:
             base, at = self.buffer.base, self._field(slot, 4)
-            into.append(Place(base + at, "I", f"{len(self._fields)}.{slot}", base + position))
+            places.append(Place(base + at, "I", f"{len(self._fields)}.{slot}", base + position))
             vtable = self.position - struct.unpack_from("<i", self._data, self.position)[0]
-            into.append(Place(base + vtable + 4 + 2 * slot, "H"))
+            places.append(Place(base + vtable + 4 + 2 * slot, "H"))
         return position
 
     def counted(self: FlatTable, slot: int, item_bytes: int) -> tuple[int, int]:
         start, count = vector(self, slot, item_bytes)
         if start:
-            into.append(Place(self.buffer.base + start - 4, "I"))
+            places.append(Place(self.buffer.base + start - 4, "I"))
         return start, count
 
     def listed(self: FlatTable, slot: int, code: str, limit: int | None = None) -> tuple[int, ...]:
         items = numbers(self, slot, code, limit)
         start, size = vector(self, slot, struct.calcsize(code))[0], struct.calcsize(code)
-        into.extend(Place(self.buffer.base + start + k * size, code) for k in range(min(len(items), 64)))
+        places.extend(Place(self.buffer.base + start + k * size, code) for k in range(min(len(items), 64)))
         return items
 
     patches = [patch.object(FlatTable, name, scalar(name, code)) for name, code in codes.items()]
@@ -157,9 +157,9 @@ def reading(into: list[Place]) -> Iterator[None]:
             p.stop()
 
 
-def read(content: bytes) -> Read:
+def read(content: bytes) -> ParsedFile:
     """Return the places of numbers, references and lists in a program or a data file."""
-    result = Read(content)
+    result = ParsedFile(content)
     with reading(result.places):
         read_all(content)
     result.places = list(dict.fromkeys(result.places))
@@ -176,13 +176,13 @@ def read_all(content: bytes) -> None:
             read_delegate(delegate.blob, base=delegate.offset)
 
 
-def mutant(of: Read, rng: random.Random) -> bytes:
+def mutant(file: ParsedFile, rng: random.Random) -> bytes:
     """Return the file with up to three fields changed."""
-    content = bytearray(of.content)
+    content = bytearray(file.content)
     for _ in range(rng.choice((1, 1, 1, 2, 3))):
-        place = rng.choice(of.places)
-        if place.kind and rng.random() < 0.8:  # points to another of its kind
-            others = [p.target for p in of.alike(place.code, place.kind) if p.target > place.at]
+        place = rng.choice(file.places)
+        if place.kind and rng.random() < 0.8:  # point to another object of its kind
+            others = [p.target for p in file.alike(place.code, place.kind) if p.target > place.at]
             _put(content, place.at, "I", rng.choice(others) - place.at)
         elif place.code == "d":
             old = struct.unpack_from("<d", content, place.at)[0]
@@ -190,7 +190,7 @@ def mutant(of: Read, rng: random.Random) -> bytes:
         else:
             old = struct.unpack_from(f"<{place.code}", content, place.at)[0]
             near = (old + 1, old - 1, old * 2, old // 2, old ^ (1 << rng.randrange(8 * struct.calcsize(place.code))))
-            other = struct.unpack_from(f"<{place.code}", content, rng.choice(of.alike(place.code)).at)[0]
+            other = struct.unpack_from(f"<{place.code}", content, rng.choice(file.alike(place.code)).at)[0]
             _put(content, place.at, place.code, rng.choice((rng.choice(INTS), rng.choice(near), other)))
     if rng.random() < 0.02:
         content = content[: rng.randrange(len(content))]
@@ -206,7 +206,7 @@ def _put(content: bytearray, at: int, code: str, value: float) -> None:
 
 
 def program_of(problem: Problem, wide: bool = False) -> bytes:
-    """A program whose delegate is one case; `wide`, if its int32 are int64 for the program around it."""
+    """Return a program whose delegate is one case; with `wide`, its int32 are int64 in the surrounding program."""
     values: list[Built] = []
     constants: list[Built] = []
     data = bytearray()
@@ -301,7 +301,7 @@ def seeds() -> dict[str, bytes]:
 def run(content: bytes, device: Any, *, data: Any = None, call: bool = True, seconds: int = 10) -> tuple[str, str]:
     """Load a program, call it with zeros and with ones, and return the outcome: see `sweep`."""
     try:
-        with within(seconds), ptegpu.load(content, data, device=device, limits=FEW) as loaded:
+        with within(seconds), ptegpu.load(content, data, device=device, limits=STEP_LIMIT) as loaded:
             for name in loaded.methods if call else ():
                 for fill in (0, 1):
                     inputs = loaded.method(name).inputs

@@ -1,4 +1,4 @@
-"""Two oracles for cases: PyTorch in float64 is the golden, PyTorch in float32 must agree with it first."""
+"""The two oracles of cases: PyTorch in float64 is the reference, and PyTorch in float32 must agree with it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def torch_of(array: np.ndarray, wide: bool) -> torch.Tensor:
 
 
 def reference(case: Case, arrays: dict[int, np.ndarray], *, wide: bool) -> list[np.ndarray]:
-    """PyTorch's outputs, then the final values of mutated arguments; `wide` computes in float64."""
+    """Return PyTorch's outputs, then the final values of mutated arguments; `wide` computes in float64."""
 
     def value(a: Any) -> Any:
         return torch_of(arrays[id(a)], wide) if isinstance(a, T) else a.value if isinstance(a, S) else a
@@ -41,7 +41,7 @@ def reference(case: Case, arrays: dict[int, np.ndarray], *, wide: bool) -> list[
 
 
 def call(operator: Any, args: Sequence[Any]) -> Any:
-    """Apply an operator to arguments in schema order, where PyTorch wants some of them by name only."""
+    """Apply an operator to arguments in schema order; pass keyword-only ones by name."""
     positional, named = [], {}
     for a, parameter in zip(args, operator._schema.arguments, strict=False):
         if parameter.kwarg_only:
@@ -60,7 +60,7 @@ def torch_operator(name: str) -> Callable[..., Any]:
 
 
 def problem(case: Case, seed: int = 0) -> Problem:
-    """Values for a case, and what PyTorch makes of them in float32 and float64, which must agree."""
+    """Make values for a case and PyTorch's results in float32 and float64, which must agree."""
     rng = np.random.default_rng(seed)
     arrays: dict[int, np.ndarray] = {}
 
@@ -81,5 +81,5 @@ def problem(case: Case, seed: int = 0) -> Problem:
 def check(
     case: Case, *, f16: bool = True, subgroups: bool = True, limits: str = "adapter", seed: int = 0, **target: Any
 ) -> None:
-    """Run a case on the adapter and hold it to both oracles; `target` changes what kernels are generated for."""
+    """Run a case on the adapter and compare it with both oracles; `target` changes the compilation target."""
     problem(case, seed).check(device(f16, subgroups, limits), **target)

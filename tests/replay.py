@@ -1,4 +1,4 @@
-"""Programs of the corpus, run from their file and from a bundle; needs no PyTorch."""
+"""Runs of the corpus's programs from files and from bundles, without PyTorch."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def run_bundle(program: Program, gpu: Any) -> None:
 
 
 def features_of(program: Program) -> list[str]:
-    """Return what a program is an example of: what its table says, and what its file shows."""
+    """Return the features of a program: those of its table and those visible in its file."""
     methods = read_program(program.data).methods
     delegates = max(len(m.delegates) for m in methods)
     tensors = [v for m in methods for v in m.values if isinstance(v, FileTensor)]
@@ -41,7 +41,7 @@ def features_of(program: Program) -> list[str]:
         "several delegates": delegates > 1,
         "jumps": any(isinstance(i, JumpFalse) for m in methods for chain in m.chains for i in chain),
         "calls of several sizes": len({str([getattr(a, "shape", a) for a in c.inputs]) for c in program.calls}) > 1,
-        "zero-sized": any(0 in getattr(a, "shape", ()) for c in program.calls for a in (*c.inputs, *c.wanted)),
+        "zero-sized": any(0 in getattr(a, "shape", ()) for c in program.calls for a in (*c.inputs, *c.expected)),
         "structured results": any(isinstance(c.result, list | dict | tuple) for c in program.calls),
         "resets": any(c.reset for c in program.calls),
     }

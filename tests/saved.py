@@ -1,6 +1,6 @@
-"""Cases and programs with what PyTorch gives for them, in one file: to run where PyTorch and the exporter are not.
+"""Archives of cases and programs with PyTorch's results, to run without PyTorch and the exporter.
 
-The file is a zip of `index.json`, which says what there is, and `data`, the bytes that it refers to by offset.
+An archive is a zip of `index.json`, the table of contents, and `data`, bytes that the index refers to by offset.
 """
 
 from __future__ import annotations
@@ -28,30 +28,30 @@ from .cases import Case, Problem, S, T, compare, declared, walk
 
 @dataclass(frozen=True)
 class Call:
-    """One call of a method, and what PyTorch returns for it."""
+    """A call of a method with PyTorch's results."""
 
-    inputs: Sequence[Any]  # arrays, ints, floats, bools and None, as the method takes them one after the other
-    wanted: Sequence[Any]  # arrays, ints and None
+    inputs: Sequence[Any]  # arrays, ints, floats, bools and None, in the order of the method
+    expected: Sequence[Any]  # arrays, ints and None
     method: str = "forward"
-    reset: bool = False  # all state is, before the call
-    result: Any = None  # the structure of what the method returns, with positions in `wanted` as leaves
+    reset: bool = False  # reset all state before the call
+    result: Any = None  # the structure of the results, with positions in `expected` as leaves
 
 
 @dataclass(frozen=True, eq=False)
 class Program:
-    """An exported model with calls in order: what one leaves in the state, the next one finds."""
+    """An exported model with calls in order, which share its state."""
 
     name: str
     data: bytes
     calls: Sequence[Call]
     tolerance: float = 1e-4  # of the largest magnitude in an output
-    graphs: int = 1  # that the GPU runs, of all methods together
-    host: Sequence[str] = ()  # what the host runs, in order
-    operators: Mapping[str, int] = field(default_factory=dict)  # how often the GPU runs some of them
-    features: Sequence[str] = ()  # what it is an example of
+    graphs: int = 1  # on the GPU, over all methods
+    host: Sequence[str] = ()  # operators on the host, in order
+    operators: Mapping[str, int] = field(default_factory=dict)  # counts of some operators on the GPU
+    features: Sequence[str] = ()  # that it is an example of
 
     def check(self, gpu: Any, precision: Precision = "auto") -> None:
-        """Load it on a device, and hold every output of every call to PyTorch's, and who runs what to what is known."""
+        """Load it on a device; check every output of every call, and which operators run on the GPU and on the host."""
         with ptegpu.load(self.data, device=gpu, precision=precision) as program:
             self.replay(program)
             methods = [program.method(name) for name in program.methods]
@@ -62,11 +62,11 @@ class Program:
             graphs = [joined.graph for cut in cuts for joined in cut.graphs.values()]
             assert len(graphs) == self.graphs, f"{len(graphs)} graphs on the GPU"
             ran = Counter(name for g in graphs for n in g.nodes for name in _operators(n.op.name))
-            found = {op: ran[_operators(op)[0]] for op in self.operators}
-            assert found == dict(self.operators), f"on the GPU: {dict(ran)}"
+            counts = {op: ran[_operators(op)[0]] for op in self.operators}
+            assert counts == dict(self.operators), f"on the GPU: {dict(ran)}"
 
     def replay(self, program: ptegpu.Program) -> None:
-        """Make all calls of a loaded program, and hold their outputs to PyTorch's."""
+        """Make all calls of a loaded program and compare their outputs with PyTorch's."""
         for k, call in enumerate(self.calls):
             if call.reset:
                 program.reset()
@@ -78,10 +78,10 @@ class Program:
             self.compare(k, outputs)
 
     def compare(self, k: int, got: Sequence[Any]) -> None:
-        """Hold the outputs of call `k` to PyTorch's."""
-        wanted = self.calls[k].wanted
-        assert len(got) == len(wanted), f"call {k}: {len(got)} outputs, PyTorch {len(wanted)}"
-        for n, (g, w) in enumerate(zip(got, wanted, strict=True)):
+        """Compare the outputs of call `k` with PyTorch's."""
+        expected = self.calls[k].expected
+        assert len(got) == len(expected), f"call {k}: {len(got)} outputs, PyTorch {len(expected)}"
+        for n, (g, w) in enumerate(zip(got, expected, strict=True)):
             what = f"call {k}, output {n}"
             if not isinstance(w, np.ndarray):
                 assert (type(g), g) == (type(w), w), f"{what}: {g!r}, PyTorch {w!r}"
@@ -99,19 +99,19 @@ def leaves(structure: Any, got: Any, what: str) -> list[Any]:
     if isinstance(structure, list | tuple | dict):
         assert type(got) is type(structure), f"{what}: {type(got).__name__}, PyTorch {type(structure).__name__}"
         keys = list(structure) if isinstance(structure, dict) else range(len(structure))
-        found = list(got) if isinstance(got, dict) else range(len(got))
-        assert list(keys) == list(found), f"{what}: {list(found)}, PyTorch {list(keys)}"
+        actual_keys = list(got) if isinstance(got, dict) else range(len(got))
+        assert list(keys) == list(actual_keys), f"{what}: {list(actual_keys)}, PyTorch {list(keys)}"
         return [leaf for key in keys for leaf in leaves(structure[key], got[key], f"{what}[{key!r}]")]
     return [got]
 
 
 def _operators(name: str) -> list[str]:
-    """An operator's name without namespace and overload, or those of joined ones: `fused(linear+add)`."""
+    """Return an operator's name without namespace and overload, or the names in `fused(linear+add)`."""
     return name[6:-1].split("+") if name.startswith("fused(") else [name.split(".")[-2] if "." in name else name]
 
 
 class _Writer:
-    """Collects bytes, each content once."""
+    """A writer that stores equal bytes once."""
 
     def __init__(self) -> None:
         self.data = bytearray()
@@ -127,22 +127,22 @@ class _Writer:
     def array(self, a: np.ndarray) -> dict[str, Any]:
         return {"dtype": a.dtype.str, "shape": list(a.shape), **self.blob(np.ascontiguousarray(a).tobytes())}
 
-    def argument(self, a: Any, problem: Problem, seen: dict[int, int]) -> Any:
+    def argument(self, a: Any, problem: Problem, ids: dict[int, int]) -> Any:
         if isinstance(a, S):
             return {"sym": a.value, "planned": a.planned}
         if isinstance(a, T):
-            known = {"dtype": a.dtype.value, "constant": a.constant, "limit": a.limit}
-            return {"tensor": seen.setdefault(id(a), len(seen)), **known, "array": self.array(problem.arrays[id(a)])}
+            properties = {"dtype": a.dtype.value, "constant": a.constant, "limit": a.limit}
+            return {"tensor": ids.setdefault(id(a), len(ids)), **properties, "array": self.array(problem.arrays[id(a)])}
         if a is not None and not isinstance(a, bool | int | float | str):
             raise TypeError(f"{problem.case}: an argument {a!r} cannot be saved")
         return a
 
     def problem(self, p: Problem) -> dict[str, Any]:
-        seen: dict[int, int] = {}
+        ids: dict[int, int] = {}
         return {
             "name": str(p.case),
             "op": p.case.op,
-            "args": walk(list(p.case.args), lambda a: self.argument(a, p, seen)),
+            "args": walk(list(p.case.args), lambda a: self.argument(a, p, ids)),
             "outs": [[declared(p.case, e).value, list(e.shape)] for e in p.eager],
             "golden": [self.array(_narrowed(g)) for g in p.golden],
             "atol": p.case.atol,
@@ -160,20 +160,20 @@ class _Writer:
         calls = [
             {
                 "inputs": [self.value(a) for a in c.inputs],
-                "wanted": [self.value(w) for w in c.wanted],
+                "wanted": [self.value(e) for e in c.expected],
                 "method": c.method,
                 "reset": c.reset,
                 "result": self.value(c.result),
             }
             for c in p.calls
         ]
-        known = {"graphs": p.graphs, "host": list(p.host), "operators": dict(p.operators)}
-        known["features"] = list(p.features)
-        return {"name": p.name, "file": self.blob(p.data), "calls": calls, "tolerance": p.tolerance, **known}
+        properties = {"graphs": p.graphs, "host": list(p.host), "operators": dict(p.operators)}
+        properties["features"] = list(p.features)
+        return {"name": p.name, "file": self.blob(p.data), "calls": calls, "tolerance": p.tolerance, **properties}
 
 
 def save(path: Path, problems: Iterable[Problem], programs: Iterable[Program]) -> None:
-    """Write a file that `read` gives back."""
+    """Write an archive for `read`."""
     writer = _Writer()
     index = {"problems": [writer.problem(p) for p in problems], "programs": [writer.program(p) for p in programs]}
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -182,7 +182,7 @@ def save(path: Path, problems: Iterable[Problem], programs: Iterable[Program]) -
 
 
 def _narrowed(golden: np.ndarray) -> np.ndarray:
-    """A float64 golden in half the bytes, where float32 has the range for it: no tolerance is as tight as its steps."""
+    """Round a float64 reference to float32 if it is in range; every tolerance is larger than the rounding."""
     if golden.dtype != np.float64 or np.abs(golden[np.isfinite(golden)]).max(initial=0.0) > np.finfo(np.float32).max:
         return golden
     return golden.astype(np.float32)
@@ -212,8 +212,8 @@ class _Reader:
             if a["tensor"] not in tensors:
                 array = self.array(a["array"])
                 limit = None if a["limit"] is None else tuple(a["limit"])
-                made = T(array.shape, DType(a["dtype"]), constant=a["constant"], limit=limit)
-                tensors[a["tensor"]], arrays[id(made)] = made, array
+                tensor = T(array.shape, DType(a["dtype"]), constant=a["constant"], limit=limit)
+                tensors[a["tensor"]], arrays[id(tensor)] = tensor, array
             return tensors[a["tensor"]]
 
         args = tuple(walk(entry["args"], argument))
@@ -233,17 +233,19 @@ class _Reader:
         return {"list": list, "tuple": tuple}[kind](self.value(x) for x in items)
 
     def call(self, entry: dict[str, Any]) -> Call:
-        inputs, wanted = ([self.value(a) for a in entry[key]] for key in ("inputs", "wanted"))
-        return Call(inputs, wanted, entry["method"], entry["reset"], self.value(entry.get("result")))
+        inputs, expected = ([self.value(a) for a in entry[key]] for key in ("inputs", "wanted"))
+        return Call(inputs, expected, entry["method"], entry["reset"], self.value(entry.get("result")))
 
     def program(self, entry: dict[str, Any]) -> Program:
         calls = [self.call(c) for c in entry["calls"]]
-        known = {key: entry[key] for key in ("tolerance", "graphs", "host", "operators", "features") if key in entry}
-        return Program(entry["name"], self.blob(entry["file"]), calls, **known)
+        properties = {
+            key: entry[key] for key in ("tolerance", "graphs", "host", "operators", "features") if key in entry
+        }
+        return Program(entry["name"], self.blob(entry["file"]), calls, **properties)
 
 
 def read(path: Path) -> tuple[dict[str, Problem], dict[str, Program]]:
-    """The problems and programs of a saved file, by name; cases of one name are numbered."""
+    """Return the problems and programs of an archive by name; number cases of the same name."""
     reader = _Reader(path)
     problems: dict[str, Problem] = {}
     for entry in reader.index["problems"]:

@@ -1,4 +1,4 @@
-"""Tests of the tables in tests/ops and tests/portable: a file lists cases, the conftest.py of its folder runs them."""
+"""Tests from tables of cases: a file in tests/ops or tests/portable lists cases, its folder's conftest.py runs them."""
 
 from __future__ import annotations
 

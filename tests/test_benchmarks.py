@@ -1,4 +1,4 @@
-"""The benchmark command at tiny sizes: it runs, checks results, says what is missing, and survives what fails."""
+"""The benchmark command at tiny sizes: it runs, checks results, reports missing engines and survives failures."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_calls_with_nothing_to_compute(tmp_path: Path) -> None:
 
 @pytest.fixture
 def cuda(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A CPU in place of CUDA, for peers to run on."""
+    """Replace CUDA by a CPU for the peers."""
     import torch
 
     def seconds(self: Bench, call: Callable[[], object], calls: int) -> float:

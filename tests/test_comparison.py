@@ -1,6 +1,6 @@
-"""Every case of an operator refuses results that are scaled by a twentieth, zeroed, or shifted by one element.
+"""Comparisons of results: every case of an operator refuses results that are scaled by 1.05, zeroed or shifted.
 
-What a change does not change is counted below: a case that adds to it tests a little less than it could.
+Changes without effect are counted below: a case that adds to them tests a little less than it could.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from tests.oracle import problem
 
 NAN, INF = np.nan, np.inf
 
-# Results that a change leaves as they are, over all cases.
+# Numbers of results that a change leaves unchanged, over all cases.
 LEFT_AS_THEY_ARE = {
     "scaled": {"bools": 215, "empty": 165, "not finite": 34, "small ints": 391, "zeros": 123},
     "zeroed": {"empty": 165, "zeros": 123},
     "shifted": {"empty": 165, "equal elements": 111, "one element": 165, "zeros": 123},
 }
-# Operators of which no case can refuse a change, by what their results are.
+# Operators whose cases can never refuse a change, by their results.
 ZEROS = {"zeros.default", "zeros_like.default", "empty.memory_format", "empty_like.default"}
 TRUTH = {
     *(f"{name}.{of}" for name in ("eq", "ne", "lt", "le", "gt", "ge") for of in ("Scalar", "Tensor")),
@@ -47,15 +47,15 @@ NEVER_REFUSED = {
 
 
 def test_every_case_refuses_changed_results() -> None:
-    found, refused = Tried(), defaultdict[str, set[str]](set)
+    outcomes, refused = Tried(), defaultdict[str, set[str]](set)
     for case in tables():
-        given = problem(case)
-        tried = change_all(given.right, given.compare)
-        found.unchanged += tried.unchanged
-        found.accepted += [f"{case}: {what}" for what in tried.accepted]
+        reference = problem(case)
+        tried = change_all(reference.right, reference.compare)
+        outcomes.unchanged += tried.unchanged
+        outcomes.accepted += [f"{case}: {what}" for what in tried.accepted]
         refused[case.op] |= tried.refused
-    assert [] == found.accepted
-    assert found.table == LEFT_AS_THEY_ARE, f"LEFT_AS_THEY_ARE = {found.table}"
+    assert [] == outcomes.accepted
+    assert outcomes.table == LEFT_AS_THEY_ARE, f"LEFT_AS_THEY_ARE = {outcomes.table}"
     never = {change: {op for op in refused if change not in refused[op]} for change in CHANGES}
     assert never == NEVER_REFUSED
 

@@ -1,6 +1,6 @@
-"""The corpus: small programs across all features, exported once, each with what PyTorch gave for its calls.
+"""The corpus: small programs across all features, exported once, with PyTorch's results for their calls.
 
-`python -m tools.corpus` counts them by feature, and `python -m tools.corpus make` adds what `tests/corpus` lists anew.
+`python -m tools.corpus` counts them by feature; `python -m tools.corpus make` adds new entries of `tests/corpus`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tests.saved import leaves, read
 PROGRAMS = read(ARCHIVE)[1]
 WAYS = {"file": run_file, "bundle": run_bundle}
 MODULES, MOST_BYTES = 300, 10_000_000
-EACH = {  # how many programs of a feature there are at least
+EACH = {  # the least number of programs with a feature
     "sizes from data": 80,
     "states": 50,
     "control flow": 25,
@@ -71,19 +71,19 @@ def test_the_archive_has_what_the_tables_list() -> None:
 
 
 def test_a_wrong_number_a_wrong_structure_and_a_wrong_size_are_noticed() -> None:
-    given = PROGRAMS["a dict"]
-    first = given.calls[0]
-    wrong = [first.wanted[0] + 1e-3, *first.wanted[1:]]
-    shape = [first.wanted[0][:1], *first.wanted[1:]]
+    program = PROGRAMS["a dict"]
+    first = program.calls[0]
+    wrong = [first.expected[0] + 1e-3, *first.expected[1:]]
+    shape = [first.expected[0][:1], *first.expected[1:]]
     for call, message in (
-        (replace(first, wanted=wrong), "call 0, output 0: error"),
-        (replace(first, wanted=shape), "call 0, output 0: float32"),
+        (replace(first, expected=wrong), "call 0, output 0: error"),
+        (replace(first, expected=shape), "call 0, output 0: float32"),
         (replace(first, result=[0, 1]), "call 0: dict, PyTorch list"),
         (replace(first, result={"sum": 0, "other": 1}), "call 0: "),
     ):
         for run in WAYS.values():
             with pytest.raises(AssertionError, match=message):
-                run(replace(given, calls=[call]), device())
+                run(replace(program, calls=[call]), device())
 
 
 def test_leaves_come_in_the_order_of_the_structure() -> None:

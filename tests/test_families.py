@@ -1,4 +1,4 @@
-"""No size is baked into a plan silently: every operator case, with sizes that change, at the sizes that it may have."""
+"""Plans for dynamic sizes: no size is baked in silently, for every operator case at the sizes it may have."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.test_live_sizes import CASES, WITHOUT_SIZES, grown
 TARGETS = {"every browser": Target(), "with f16 and subgroups": Target(f16=True, subgroups=True, subgroup_size=32)}
 
 
-def held(case: Case, target: Target) -> int:
+def compared(case: Case, target: Target) -> int:
     larger = grown(problem(case))
     if larger is None:
         return 0
@@ -28,7 +28,7 @@ def test_a_plan_is_what_each_size_would_get(op: str) -> None:
     ran = 0
     for k, case in enumerate(c for c in CASES if c.op == op):
         try:
-            ran += held(case, list(TARGETS.values())[k % len(TARGETS)])
+            ran += compared(case, list(TARGETS.values())[k % len(TARGETS)])
         except Exception as e:
             e.add_note(str(case))
             raise

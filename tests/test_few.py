@@ -1,6 +1,6 @@
-"""A case of each operator and a few models with the results that PyTorch gave: they need none here.
+"""A saved case of each operator and a few saved models with PyTorch's results; PyTorch itself is not needed.
 
-`python -m tools.saved make tests/data/few.zip --few` writes the file anew, from the tables in `tests/ops` and
+`python -m tools.saved make tests/data/few.zip --few` regenerates the file from the tables in `tests/ops` and
 `tests/programs`.
 """
 

@@ -1,4 +1,4 @@
-"""Files are written whole or not at all."""
+"""Reading and writing of files: atomic writes, checks of paths, limits."""
 
 from __future__ import annotations
 
@@ -65,13 +65,13 @@ def test_through_links_and_into_devices(tmp_path: Path) -> None:
 
 
 def test_where_nothing_can_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "kept.pte").write_bytes(b"")
-    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != tmp_path / "kept.pte")
+    (tmp_path / "locked.pte").write_bytes(b"")
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != tmp_path / "locked.pte")
     check_writable(tmp_path / "new.pte")
     for path, message in (
         (tmp_path / "none" / "m.pte", f"{tmp_path}/none/m.pte cannot be written: there is no folder {tmp_path}/none"),
         (tmp_path, f"{tmp_path} is a folder; give the name of a file in it, as {tmp_path}/model.pte"),
-        (tmp_path / "kept.pte", f"{tmp_path}/kept.pte cannot be written: permission denied"),
+        (tmp_path / "locked.pte", f"{tmp_path}/locked.pte cannot be written: permission denied"),
     ):
         with pytest.raises(ExportError, match=f"^{re.escape(message)}$"):
             check_writable(path)

@@ -1,4 +1,4 @@
-"""A slice of `python -m tools.mutate` and of `python -m tools.sweep`: what is wrong ends in an error that says so."""
+"""Mutated and swept programs, a slice of `python -m tools.mutate` and `tools.sweep`: errors name the defect."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ def test_mutants_run_or_are_refused() -> None:
     rng = random.Random(14)
     seeds = [mutants.read(mutants.program_of(PROBLEMS[name])) for name in SMALL[::10]]
     seeds += [mutants.read(content) for name, content in mutants.programs().items() if name in SEEDS]
-    found = [mutants.run(mutants.mutant(rng.choice(seeds), rng), device()) for _ in range(150)]
-    assert [] == [f for f in found if f[0].startswith("wrong")]
-    counts = Counter(how for how, _ in found)
+    outcomes = [mutants.run(mutants.mutant(rng.choice(seeds), rng), device()) for _ in range(150)]
+    assert [] == [f for f in outcomes if f[0].startswith("wrong")]
+    counts = Counter(kind for kind, _ in outcomes)
     assert counts["ran"] > 10 and counts["InvalidProgram"] > 30
 
 
 def test_mutants_are_read_or_refused() -> None:
     rng = random.Random(15)
     seeds = [mutants.read(path.read_bytes()) for path in sorted(mutants.DATA.glob("*.pt[ed]"))]
-    found = [mutants.parsed(mutants.mutant(rng.choice(seeds), rng)) for _ in range(400)]
-    assert [] == [f for f in found if f[0].startswith("wrong")]
-    assert {"read", "InvalidProgram"} == {how for how, _ in found}
+    outcomes = [mutants.parsed(mutants.mutant(rng.choice(seeds), rng)) for _ in range(400)]
+    assert [] == [f for f in outcomes if f[0].startswith("wrong")]
+    assert {"read", "InvalidProgram"} == {kind for kind, _ in outcomes}
 
 
 def test_a_place_of_a_mutant_is_what_was_read() -> None:
@@ -45,9 +45,9 @@ def test_one_field_changed_runs_or_is_refused() -> None:
         problem = PROBLEMS[name]
         every = list(changes(problem.case, problem.eager))
         for changed in rng.sample(every, min(6, len(every))):
-            how, words = outcome(changed, device())
-            counts[how] += 1
-            if how.startswith("wrong"):
-                wrong.append((name, changed.what, how, words))
+            kind, message = outcome(changed, device())
+            counts[kind] += 1
+            if kind.startswith("wrong"):
+                wrong.append((name, changed.what, kind, message))
     assert [] == wrong
     assert counts["ran"] > 10 and counts["InvalidProgram"] > 30

@@ -95,7 +95,7 @@ def program(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         folder.mkdir()
         write(folder)
         assert kind == kind_of_folder(folder)
-        exported = exported_once(folder)  # by the row's exporter
+        exported = exported_once(folder)  # with the row's exporter
         file.write_bytes(exported.read_bytes())
         for beside in exported.parent.glob(f"{exported.stem}.tokenizer*"):
             (place / beside.name.removeprefix(f"{exported.stem}.")).write_bytes(beside.read_bytes())

@@ -1,4 +1,4 @@
-"""The architecture, enforced: who may import whom, and what must import without a GPU library or torch."""
+"""The architecture: allowed imports between packages, and imports that need neither a GPU library nor torch."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ LAYERS = (
 )
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 IMPORTABLE_ALONE = ("format", "graph", "ops", "kernels", "plan", "compiler", "sizes")
-# What runs plans may import; no operators.
+# Allowed imports of the packages that run plans; no operators.
 RUNNER_SEES = {"errors", "dtypes", "files", "lazy", "limits", "printing", "progress", "format", "plan", "gpu"}
 RUNNER_SEES |= {"__init__"}
 BLOCKER = """
@@ -121,7 +121,7 @@ def _imports(node: ast.AST, package: list[str], root: Path, when: When) -> Itera
 
 
 def layer(module: str) -> str:
-    """The name in LAYERS that a dotted module name belongs to."""
+    """Return the name in LAYERS of a dotted module name."""
     return (module.split(".") + ["__init__"])[1]
 
 
@@ -132,7 +132,7 @@ def goes_up(module: str, target: str) -> bool:
 
 
 def violations(breaks: Callable[[str, Import], bool]) -> list[str]:
-    """`file:line imports target` for every import of a module for which `breaks(module, import)` holds."""
+    """Return `file:line imports target` for every import for which `breaks(module, import)` holds."""
     return [
         f"{path.relative_to(ROOT)}:{imported.line} imports {imported.target}"
         for path in python_files()
@@ -162,12 +162,12 @@ def test_no_module_imports_itself_by_way_of_others() -> None:
     assert {} == graph
 
 
-PACKAGES = {"format", "plan", "compiler", "gpu", "runtime"}  # whose insides are their own
-MOST_INSIDE = 40  # statements that import them all the same
+PACKAGES = {"format", "plan", "compiler", "gpu", "runtime"}  # their modules are internal
+MOST_INSIDE = 40  # statements that import their modules anyway
 
 
 def inside() -> set[str]:
-    """Return the statements above the runtime that import a module inside of a package below, not its exports."""
+    """Return the statements above the runtime that import internal modules of lower packages."""
     above = {name for row in LAYERS[LAYERS.index({"runtime"}) + 1 :] for name in row} - {"__init__"}
 
     def breaks(module: str, imported: Import) -> bool:
@@ -264,7 +264,7 @@ def test_only_export_imports_torch_on_load() -> None:
 
 
 def test_passes_know_no_family_of_operators() -> None:
-    """They go by what the registry and the records say of a node, and name no operator."""
+    """Passes use the registry and the records of nodes, and name no operator."""
     families = {
         f"ptegpu.ops.{path.stem}" for path in (PACKAGE / "ops").glob("*.py") if "\n@op(" in path.read_text("utf-8")
     }
@@ -273,7 +273,7 @@ def test_passes_know_no_family_of_operators() -> None:
 
 
 def run_blocked(code: str) -> subprocess.CompletedProcess[str]:
-    """Runs code in a fresh interpreter where importing wgpu or torch raises."""
+    """Run code in a fresh interpreter where importing wgpu or torch raises."""
     start = f"{BLOCKER}\nsys.path.insert(0, {str(SRC)!r})\n"
     return subprocess.run([sys.executable, "-c", start + code], capture_output=True, text=True)
 
@@ -283,7 +283,7 @@ def test_lower_layers_import_without_wgpu_and_torch() -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-NAMING = {"ops", "portable", "export"}  # packages; and files that read the file format, and run examples
+NAMING = {"ops", "portable", "export"}  # packages that may name operators; below, files that may
 NAMING_FILES = {PACKAGE / "graph" / "names.py", PACKAGE / "cli" / "selfcheck.py"}
 PATTERNS = {"decomposed", "widened"}  # modules of ops/ that match operators of other families
 
@@ -296,9 +296,9 @@ def operator_names() -> set[str]:
 
 
 def names_operators(text: str, names: set[str]) -> bool:
-    """Return whether a word is the name of an operator, or how some begin: "aten.mm.default", "aten.mm." or "aten."."""
+    """Return whether a word is an operator's name or a prefix: "aten.mm.default", "aten.mm." or "aten."."""
     bases = {name.rpartition(".")[0] + "." for name in names}  # "aten.mm."
-    namespaces = {base.partition(".")[0] + "." for base in bases} - {"ptegpu."}  # that one also names files and methods
+    namespaces = {base.partition(".")[0] + "." for base in bases} - {"ptegpu."}  # also a prefix of files and methods
     return text.startswith((*names, *bases, *namespaces)) and " " not in text
 
 
@@ -418,7 +418,9 @@ def test_the_direction_rule(module: str, target: str, expected: bool) -> None:
 
 
 def committed_files() -> Iterator[Path]:
-    yield from (path for path in ROOT.iterdir() if path.is_file() and path.name != ".git")  # a file in worktrees
+    yield from (
+        path for path in ROOT.iterdir() if path.is_file() and path.name != ".git"
+    )  # .git is a file in worktrees
     for folder in COMMITTED_FOLDERS:
         for path in (ROOT / folder).rglob("*"):
             if path.is_file() and not CACHE.search(path.as_posix()):

@@ -1,4 +1,4 @@
-"""Files that ask for too much: they are refused by the limit that they meet, before they get it."""
+"""Programs that exceed a limit: they are refused before they get the resource."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def test_states_beyond_the_memory_of_the_machine_are_refused() -> None:
 
 @pytest.mark.parametrize("count", [3, 4])
 def test_what_the_host_computes_is_counted(count: int) -> None:
-    """Slots of 800 bytes each; what a slot held before is gone."""
+    """Each slot takes 800 bytes; a new value frees the old one."""
     values: list[pte.Value] = [100, pte.IntList((0,)), 2.0, *(f64(100) for _ in range(count))]
     file_method = program(values, [3], *(pte.KernelCall("aten::rand.out", (1, 3 + k, 3 + k)) for k in range(count)))
     if count == 3:
@@ -177,7 +177,7 @@ def test_ints_have_64_bits() -> None:
 
 
 def test_every_small_bomb_ends_as_it_should(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the clock of the processor, with memory that tracemalloc sees: NumPy's and Python's."""
+    """Time is thread time; memory is that of NumPy and Python, as tracemalloc counts it."""
     monkeypatch.setattr(module, "clock", module.time.thread_time)
     zipfile.ZipFile(DATA / "bombs.zip").extractall(tmp_path)
     expected = {name: end for end, names in ENDS.items() for name in names.split()}

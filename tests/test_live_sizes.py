@@ -1,7 +1,7 @@
-"""Every case once more below the maximum: its inputs are declared larger than they are when it runs.
+"""Every case below its maximum sizes: its inputs are declared larger than they are when it runs.
 
-Sizes grow together, as dimensions do that one symbol names: all that are equal, wherever the operator's shape rule
-allows it. Memory and plan are then made for the larger shapes, and the run has the case's own.
+All equal sizes grow together, like dimensions of one symbol, wherever the operator's shape rule allows it. Memory and
+plan are made for the larger shapes, and the run has the case's own.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tests.graphs import settle
 from tests.oracle import problem
 
 MORE = 3
-WITHOUT_SIZES = {  # no input of theirs has a size that could change: sizes are numbers, or all are states
+WITHOUT_SIZES = {  # without a dynamic input: sizes are numbers, or all inputs are states
     *(f"aten.{name}" for name in ("full.default", "zeros.default", "ones.default", "empty.memory_format")),
     *(f"aten.{name}" for name in ("arange.default", "arange.start_step", "scalar_tensor.default")),
     "et_vk.adamw_step.default",
@@ -27,47 +27,49 @@ WITHOUT_SIZES = {  # no input of theirs has a size that could change: sizes are 
 CASES = list(tables())
 
 
-def grown(given: Problem) -> Problem | None:
-    """The same problem with every size that may change declared larger, or None where none may."""
-    case = given.case
+def grown(original: Problem) -> Problem | None:
+    """Return the problem with all dynamic sizes declared larger, or None if it has none."""
+    case = original.case
     mutated = REGISTRY[case.op].mutates
     fixed = {id(a) for k in mutated for a in [case.args[k]]}
     sizes: set[int] = set()
     walk(list(case.args), lambda a: sizes.update(a.shape) if _may_grow(a, fixed) else None)
     chosen: set[int] = set()
-    found = None
+    largest = None
     for size in sorted(sizes):
         try:
-            candidate = _declared(given, {*chosen, size}, fixed)
+            candidate = _declared(original, {*chosen, size}, fixed)
             graph, _ = graph_of(candidate.case, candidate.arrays, candidate.eager)
             settle(graph)
         except PtegpuError:
             continue
-        if any(out.rank != e.ndim for out, e in zip(graph.nodes[0].outs, given.eager)):  # squeezed only where it is 1
+        if any(
+            out.rank != e.ndim for out, e in zip(graph.nodes[0].outs, original.eager)
+        ):  # squeezed only if the size is 1
             continue
         chosen.add(size)
-        found = candidate
-    return found
+        largest = candidate
+    return largest
 
 
 def _may_grow(a: Any, fixed: set[int]) -> bool:
     return isinstance(a, T) and not a.constant and a.limit is None and id(a) not in fixed
 
 
-def _declared(given: Problem, sizes: Iterable[int], fixed: set[int]) -> Problem:
-    arrays = dict(given.arrays)
-    made: dict[int, T] = {}
+def _declared(original: Problem, sizes: Iterable[int], fixed: set[int]) -> Problem:
+    arrays = dict(original.arrays)
+    larger_tensors: dict[int, T] = {}
 
     def larger(a: Any) -> Any:
         if not _may_grow(a, fixed):
             return a
-        if id(a) not in made:
-            made[id(a)] = replace(a, limit=tuple(n + MORE if n in sizes else n for n in a.shape))
-            arrays[id(made[id(a)])] = given.arrays[id(a)]
-        return made[id(a)]
+        if id(a) not in larger_tensors:
+            larger_tensors[id(a)] = replace(a, limit=tuple(n + MORE if n in sizes else n for n in a.shape))
+            arrays[id(larger_tensors[id(a)])] = original.arrays[id(a)]
+        return larger_tensors[id(a)]
 
-    args = tuple(walk(list(given.case.args), larger))
-    return replace(given, case=replace(given.case, args=args), arrays=arrays)
+    args = tuple(walk(list(original.case.args), larger))
+    return replace(original, case=replace(original.case, args=args), arrays=arrays)
 
 
 @pytest.mark.parametrize("op", sorted({case.op for case in CASES}))

@@ -41,7 +41,7 @@ def test_what_goes_wrong_over_http(
 ) -> None:
     server = start(encoder=False)
     options = ["closed", "--url", f"{server.url}/v1", "--requests", "3", "--users", "1", "--max-tokens", "4"]
-    assert 1 == main([*options, "--context", "640"])  # more than there is
+    assert 1 == main([*options, "--context", "640"])  # more than the model has
     assert "failed: closed, 1 clients: " in (output := capsys.readouterr().out)
     assert "Refused: 400: " in output and "context_length_exceeded" in output
     calls = iter(range(100))
@@ -67,7 +67,7 @@ def test_clients_that_leave_and_send_nonsense(start: Start) -> None:
         await asyncio.gather(*(load.client(time.monotonic() + 0.8) for _ in range(4)))
         await until_idle(f"{server.url}/v1")
 
-    while not all(load.counts[kind] for kind in ("200", "left", "400", "404")):  # a slow machine takes more rounds
+    while not all(load.counts[kind] for kind in ("200", "left", "400", "404")):  # a slow machine needs more rounds
         asyncio.run(some())
     assert [] == load.errors
     load.answers[3] = "something else"

@@ -1,4 +1,4 @@
-"""Foreign text as people may see it."""
+"""Escaping of foreign text for output."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ def test_what_hides_reorders_or_ends_a_line_is_escaped() -> None:
 
 @pytest.mark.parametrize("text", ["x" * 10**6, "\x1b" * 1500, "\U000e0001" * 10**6, "x" * (LONGEST + 1)])
 def test_what_is_long_loses_its_middle(text: str) -> None:
-    found = shown(f"first{text}last")
-    assert LONGEST == len(found)
-    assert found.startswith("first") and found.endswith("last") and CUT in found
-    assert found == shown(found)
+    text_shown = shown(f"first{text}last")
+    assert LONGEST == len(text_shown)
+    assert text_shown.startswith("first") and text_shown.endswith("last") and CUT in text_shown
+    assert text_shown == shown(text_shown)
 
 
 def test_lines_have_a_length_together() -> None:
     assert ["a", r"b\n"] == shown_lines(["a", "b\n"])
-    found = shown_lines(["x" * 300] * 50)
-    assert "… and 44 more lines" == found[-1]
-    assert len("\n".join(found)) <= LONGEST
+    lines = shown_lines(["x" * 300] * 50)
+    assert "… and 44 more lines" == lines[-1]
+    assert len("\n".join(lines)) <= LONGEST
     assert ["x" * 2000] == shown_lines(["x" * 2000])
     assert 2 == len(shown_lines(["x" * 2000, ""]))
 

@@ -1,4 +1,4 @@
-"""The public face: what `import ptegpu` offers, also to tab completion, without a GPU library loaded."""
+"""The public names of `import ptegpu`: complete, visible to tab completion, and without loading a GPU library."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The locked requirements: they are those of pyproject.toml, complete, and with hashes; and what audits them."""
+"""The locked requirements: they match pyproject.toml and have hashes; and their audit."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("pip")  # which has what reads requirements
+pytest.importorskip("pip")  # its vendored packaging reads requirements
 from pip._vendor.packaging.requirements import Requirement
 from pip._vendor.packaging.utils import canonicalize_name
 from tools import audit, lock
@@ -22,14 +22,14 @@ FOLDER = lock.ROOT / "requirements"
 
 
 def read(file: str) -> dict[str, tuple[Requirement, list[str]]]:
-    """Requirement and hashes, by name."""
+    """Return requirements and hashes by name."""
     text = (FOLDER / f"{file}.txt").read_text("utf-8").replace("\\\n", "")
-    found = {}
+    locked = {}
     for line in filter(None, text.splitlines()[1:]):
         pin, *hashes = re.split(r"\s+--hash=sha256:", line.strip())
         requirement = Requirement(pin)
-        found[canonicalize_name(requirement.name)] = (requirement, hashes)
-    return found
+        locked[canonicalize_name(requirement.name)] = (requirement, hashes)
+    return locked
 
 
 @pytest.mark.parametrize("file", lock.EXTRAS)
@@ -69,10 +69,10 @@ def test_wheels_of_our_pythons_and_machines_fit() -> None:
     assert wheels == {name: lock.fits(name) for name in wheels}
 
 
-def answer(monkeypatch: pytest.MonkeyPatch, given: Any) -> None:
+def answer(monkeypatch: pytest.MonkeyPatch, result_of: Any) -> None:
     def urlopen(request: urllib.request.Request, timeout: float) -> io.BytesIO:
-        asked = json.loads(request.data)["queries"]  # type: ignore[arg-type]
-        return io.BytesIO(json.dumps({"results": [given(query) for query in asked]}).encode())
+        queries = json.loads(request.data)["queries"]  # type: ignore[arg-type]
+        return io.BytesIO(json.dumps({"results": [result_of(query) for query in queries]}).encode())
 
     monkeypatch.setattr(urllib.request, "urlopen", urlopen)
 

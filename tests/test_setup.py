@@ -1,4 +1,4 @@
-"""What the set-up says and does, with false `apt-get`, `sudo` and so on that only write down how they are called."""
+"""The set-up scripts, with fake `apt-get`, `sudo` and other commands that only log their calls."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ VULKAN = "WebGPU finds no adapter; Mesa's drivers for Vulkan have one for any ma
 
 
 class Machine:
-    """A PATH with commands that we wrote, before those of the system."""
+    """A PATH with fake commands before those of the system."""
 
     def __init__(self, folder: Path) -> None:
         self.bin, self.log = folder / "bin", folder / "log"
@@ -63,30 +63,30 @@ def test_only_what_is_missing_is_installed(machine: Machine) -> None:
 
 
 def test_install_0_only_prints(machine: Machine) -> None:
-    said = f"Why. Nothing is installed; run: {INSTALL} one\n"
-    assert (1, "", said) == machine.run("install.sh", "Why.", "one", INSTALL="0")
+    message = f"Why. Nothing is installed; run: {INSTALL} one\n"
+    assert (1, "", message) == machine.run("install.sh", "Why.", "one", INSTALL="0")
     assert [] == machine.calls
 
 
 def test_lists_of_packages_are_renewed_if_need_be(machine: Machine) -> None:
     machine.command("apt-get", f'[ "$3" = update ] || [ "$(grep -c update {machine.log})" = 1 ]')
-    said = f"Why. Installing one:\n+ {INSTALL} one\n+ {APT} update\n+ {INSTALL} one\n"
-    assert (0, "", said) == machine.run("install.sh", "Why.", "one")
+    message = f"Why. Installing one:\n+ {INSTALL} one\n+ {APT} update\n+ {INSTALL} one\n"
+    assert (0, "", message) == machine.run("install.sh", "Why.", "one")
 
 
 def test_what_fails_says_so(machine: Machine) -> None:
     machine.command("apt-get", "echo no such package; exit 100")
-    code, _, said = machine.run("install.sh", "Why.", "one")
-    assert (1, "no such package") == (code, said.splitlines()[-1])
+    code, _, errors = machine.run("install.sh", "Why.", "one")
+    assert (1, "no such package") == (code, errors.splitlines()[-1])
 
 
 def test_others_than_root_go_through_sudo(machine: Machine) -> None:
     machine.command("id", "echo 1000")
     assert (0, "", f"Why. Installing one:\n+ sudo -n {INSTALL} one\n") == machine.run("install.sh", "Why.", "one")
-    machine.command("sudo", "exit 1")  # which would ask for a password
+    machine.command("sudo", "exit 1")  # as if it asked for a password
     before = len([c for c in machine.calls if c.startswith("apt-get")])
-    said = f"Why. Nothing is installed; run: sudo {INSTALL} one\n"
-    assert (1, "", said) == machine.run("install.sh", "Why.", "one")
+    message = f"Why. Nothing is installed; run: sudo {INSTALL} one\n"
+    assert (1, "", message) == machine.run("install.sh", "Why.", "one")
     assert before == len([c for c in machine.calls if c.startswith("apt-get")])
 
 
@@ -101,16 +101,16 @@ def test_drivers_are_installed_where_none_exists(machine: Machine, tmp_path: Pat
     machine.command("apt-get", f"touch {tmp_path}/driver")
     line = f"{INSTALL} libvulkan1 mesa-vulkan-drivers"
     packages = "libvulkan1 mesa-vulkan-drivers"
-    said = f"{VULKAN} Nothing is installed; run: {line}\n"
-    assert (1, "", said) == machine.run("ensure-vulkan.sh", "python", INSTALL="0")
+    message = f"{VULKAN} Nothing is installed; run: {line}\n"
+    assert (1, "", message) == machine.run("ensure-vulkan.sh", "python", INSTALL="0")
     assert (0, "", f"{VULKAN} Installing {packages}:\n+ {line}\n") == machine.run("ensure-vulkan.sh", "python")
 
 
 def test_drivers_without_an_adapter(machine: Machine) -> None:
     machine.command("python", "exit 3")
-    code, _, said = machine.run("ensure-vulkan.sh", "python")
+    code, _, errors = machine.run("ensure-vulkan.sh", "python")
     packages = "libvulkan1 mesa-vulkan-drivers"
-    assert (1, f"{packages} are installed, but WebGPU still finds no adapter.") == (code, said.splitlines()[-1])
+    assert (1, f"{packages} are installed, but WebGPU still finds no adapter.") == (code, errors.splitlines()[-1])
 
 
 def test_a_search_that_fails_installs_nothing(machine: Machine) -> None:
@@ -127,6 +127,6 @@ def test_chromium_is_used_if_there(machine: Machine) -> None:
 
 def test_a_python_without_venv(machine: Machine, tmp_path: Path) -> None:
     machine.command("python", 'case "$2" in *ensurepip*) exit 1;; *print*) echo python3.11;; esac')
-    said = f"python cannot make virtual environments. Nothing is installed; run: {INSTALL} python3.11-venv\n"
-    assert (1, "", said) == machine.run("make-venv.sh", "python", INSTALL="0")
+    message = f"python cannot make virtual environments. Nothing is installed; run: {INSTALL} python3.11-venv\n"
+    assert (1, "", message) == machine.run("make-venv.sh", "python", INSTALL="0")
     assert [] == machine.calls

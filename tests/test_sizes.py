@@ -1,4 +1,4 @@
-"""Sizes that remember: what they compute, what a comparison records, and that nothing gets a number unseen."""
+"""Traced sizes: arithmetic, the guards that comparisons record, and a guard for every conversion to a number."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def traced(n: int = N, m: int = M) -> tuple[Trace, Size, Size]:
 
 
 def texts(trace: Trace) -> list[tuple[str, Any, Any]]:
-    """The guards, with constants as numbers."""
+    """Return the guards, with constants as numbers."""
     rows = trace.table.rows
 
     def plain(row: int | float) -> Any:
@@ -103,7 +103,7 @@ def test_what_ranges_decide_is_no_guard() -> None:
     trace, n, m = traced()
     assert n >= 0 and n <= 40 and m > 0 and not n < -1 and n + m <= 49 and n == n and n % 4 < 4
     assert {} == trace.guards
-    assert n > 10 and n > 9 and n + 1 > 11  # the second follows from the first; of sums nothing is known
+    assert n > 10 and n > 9 and n + 1 > 11  # the first implies the second; sums have no known range
     assert [("lt", 10, "source 0")] == texts(trace)[:1]
     assert 2 == len(trace.guards)
 

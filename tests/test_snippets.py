@@ -1,8 +1,7 @@
 """The snippets of the README and the documentation: commands parse, and Python runs on small models.
 
-Every `ptegpu …` line of a shell block must be a command line that the program accepts. The Python blocks of a page
-run in order, in one namespace and in a folder with the files that they name, which PREPARED makes. NOT_RUN names the
-others.
+Every `ptegpu …` line of a shell block must be an accepted command line. The Python blocks of a page run in order, in
+one namespace and in a folder with the files that they name, which PREPARED makes. NOT_RUN lists the other pages.
 """
 
 from __future__ import annotations

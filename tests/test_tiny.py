@@ -1,4 +1,4 @@
-"""The first page: export a module, load the `.pte`, call it, compare with PyTorch."""
+"""The smallest tests, to read first: export a module, load the `.pte`, call it, compare with PyTorch."""
 
 import numpy as np
 import torch

@@ -1,4 +1,4 @@
-"""The counter of odd prose finds each kind of match, and nothing in plain prose."""
+"""The counter of odd prose: it finds each kind of match, and nothing in plain prose."""
 
 from __future__ import annotations
 

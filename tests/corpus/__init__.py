@@ -1,7 +1,7 @@
 """Small modules across all features: tables, exported once with and without partitions to `tests/data/corpus.zip`.
 
-A file in the archive stays as it was made: whatever changes in ptegpu, it must run and give what PyTorch gave.
-`python -m tools.corpus make` adds what is in the tables and not in the archive.
+A file in the archive never changes: every later version of ptegpu must run it and return PyTorch's results.
+`python -m tools.corpus make` adds the entries that the archive lacks.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Control flow: branches by data, nested, with several results; loops that the exporter takes."""
+"""Control flow: branches by data, nested, with several results; loops that the exporter supports."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def mapped_with_another(x: Tensor, w: Tensor) -> Tensor:
 
 
 class Experts(nn.Module):
-    """One of two layers, by what comes in."""
+    """A choice between two layers by the input."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -99,7 +99,7 @@ class Deep(nn.Module):
 
 
 class Remembers(nn.Module):
-    """A branch by a state, and a state after a branch."""
+    """A branch that depends on a state."""
 
     def __init__(self) -> None:
         super().__init__()

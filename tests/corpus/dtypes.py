@@ -1,4 +1,4 @@
-"""Every dtype, through operators that take it; ints beyond 32 bits."""
+"""Every dtype in the operators that support it; ints beyond 32 bits."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ def short(dtype: torch.dtype) -> str:
 
 
 def of(dtype: torch.dtype, f: Callable[..., Any], *inputs: Any, low: int = -9) -> Entry:
-    """An entry of a function, at tensors of a dtype; bfloat16 is answered as it is: by rounding."""
-    given = [R(x, dtype, low) if isinstance(x, tuple) else x for x in inputs]
+    """Return an entry of a function of tensors of a dtype; bfloat16 is computed in bfloat16, not in float64."""
+    tensors = [R(x, dtype, low) if isinstance(x, tuple) else x for x in inputs]
     tolerance = HALF if dtype is torch.float16 else 1e-4
-    return function(f, *twice(*given), wide=dtype is not torch.bfloat16, tolerance=tolerance)
+    return function(f, *twice(*tensors), wide=dtype is not torch.bfloat16, tolerance=tolerance)
 
 
 ANY: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
@@ -95,7 +95,7 @@ DTYPES: dict[str, Entry] = {
         f"{name} of {short(d)}": _floats(name, d, f, s)
         for name, (f, s) in OF_FLOATS.items()
         for d in FLOATS
-        if (name, d) != ("functions", torch.bfloat16)  # PyTorch rounds these on the way, too
+        if (name, d) != ("functions", torch.bfloat16)  # PyTorch rounds intermediate results of these
     },
     **{f"{name} of {short(d)}": of(d, f, *s) for name, (f, s) in OF_INTS.items() for d in INTS},
     **{f"{short(d)} to {short(t)}": _cast(d, t) for d, t in zip(CASTS, (*CASTS[3:], *CASTS[:3]))},
@@ -124,7 +124,7 @@ INPUTS: dict[str, Callable[[Tensor], Any]] = {
     "a where of inputs": lambda a: torch.where(a > 3, a, -a),
 }
 BEYOND_32: dict[str, Entry] = {f"{name}, beyond 32 bits": function(f, *WIDE) for name, f in BEYOND.items()} | {
-    # Partitions take int32, and refuse other inputs.
+    # Partitions accept only int32 inputs.
     f"{name}, beyond 32 bits": function(f, *WIDE, delegate=False)
     for name, f in INPUTS.items()
 }

@@ -1,4 +1,4 @@
-"""Sizes that change between calls: batch × length through all kinds of operators, empty ones, derived ones."""
+"""Dynamic sizes: batch × length in all kinds of operators, empty ones, derived ones."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ SHAPES = ((3, 9), (4, 12), (1, 2), (1, 12), (4, 2), (2, 5))
 
 
 def grown(f: Callable[[Tensor], Any], *rest: int, **options: Any) -> Entry:
-    """An entry of a function of (batch, length, *rest), at six sizes."""
+    """Return an entry of a function of (batch, length, *rest) at six sizes."""
     return function(f, *((r(b, t, *rest),) for b, t in SHAPES), dynamic=(BT,), **options)
 
 
 def layer(make: Callable[[], nn.Module], *rest: int, **options: Any) -> Entry:
-    """An entry of a module of (batch, length, *rest)."""
+    """Return an entry of a module of (batch, length, *rest)."""
     return module(make, *((r(b, t, *rest),) for b, t in SHAPES), dynamic=(BT,), **options)
 
 
@@ -56,7 +56,7 @@ def pooled(x: Tensor, m: Tensor) -> Tensor:
 
 
 class Positions(nn.Module):
-    """Tokens and learnt positions."""
+    """Embeddings of tokens plus learnt positions."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ class Positions(nn.Module):
 
 
 class Gru(nn.Module):
-    """Over all of the length, at any batch."""
+    """A GRU with dynamic batch and length."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -125,7 +125,7 @@ FUNCTIONS: dict[str, Callable[[Tensor], Any]] = {
     "a tril": lambda x: torch.ones(x.shape[1], x.shape[1]).tril() @ x,
     "a comparison of positions": lambda x: (torch.arange(x.shape[1]) < 3)[None, :, None] * x,
 }
-OF_THREE: dict[str, Callable[[Tensor], Any]] = {  # the exporter tells a result of one from others
+OF_THREE: dict[str, Callable[[Tensor], Any]] = {  # the exporter treats results of length 1 separately
     "all but the last": lambda x: x[:, :-1] - x[:, 1:],
     "every second": lambda x: x[:, ::2] * 2,
 }
@@ -133,7 +133,7 @@ EMPTY = {0: Dim("n", min=0, max=6)}
 
 
 def empty(f: Callable[[Tensor], Any], *rest: int) -> Entry:
-    """An entry of a function of a tensor that may have no rows."""
+    """Return an entry of a function of a tensor that may have no rows."""
     return function(f, *((r(n, *rest),) for n in (3, 0, 6, 1)), dynamic=(EMPTY,))
 
 

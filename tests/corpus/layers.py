@@ -18,7 +18,7 @@ F16 = {"force_fp16": True}
 
 
 class First(nn.Module):
-    """The first result of a layer that has several."""
+    """A layer of several results, reduced to its first one."""
 
     def __init__(self, layer: nn.Module, times: int = 1) -> None:
         super().__init__()

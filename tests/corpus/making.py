@@ -1,4 +1,4 @@
-"""An entry of the corpus to programs: exported with and without partitions, with PyTorch's answers to its calls."""
+"""Programs from entries of the corpus: exported with and without partitions, with PyTorch's answers to their calls."""
 
 from __future__ import annotations
 
@@ -40,50 +40,50 @@ class R:
 
 
 def r(*shape: int) -> R:
-    """A random float32 tensor."""
+    """Describe a random float32 tensor."""
     return R(shape)
 
 
 def ids(high: int, *shape: int) -> R:
-    """A random int64 tensor of 0 to `high` - 1."""
+    """Describe a random int64 tensor of 0 to `high` - 1."""
     return R(shape, torch.int64, 0, high)
 
 
 def v(*values: Any, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """A tensor of these values."""
+    """Return a tensor of these values."""
     return torch.tensor(values, dtype=dtype)
 
 
 def twice(*inputs: Any) -> list[tuple[Any, ...]]:
-    """Two calls with the same kinds of inputs; random ones differ."""
+    """Return two calls with inputs of the same kinds; random ones differ."""
     return [inputs, inputs]
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A module, or a function, and its calls in order; it is traced with the first."""
+    """A module or a function, and its calls in order; the first is traced."""
 
-    module: Callable[..., Any]  # makes a module if it is one of `made`, else it is the function itself
+    module: Callable[..., Any]  # makes the module if `is_module`, else the function itself
     calls: Sequence[tuple[Any, ...]]
     dynamic: Any = None  # per input, as torch.export takes it
-    made: bool = False
+    is_module: bool = False
     options: Mapping[str, Any] = field(default_factory=dict)  # of the partitioner
     tolerance: float = 1e-4
-    wide: bool = True  # PyTorch answers in float64; else as it is
-    delegate: bool = True  # False: the exporter's partitions are wrong, and left out
-    bounded: bool = True  # False: sizes have no upper bound, which `export` refuses
-    reset: bool = False  # the first call comes once more, after a reset
+    wide: bool = True  # PyTorch answers in float64, else in the dtypes of the entry
+    delegate: bool = True  # False: omit partitions, which the exporter gets wrong
+    bounded: bool = True  # False: sizes have no upper bound; `export` would refuse them
+    reset: bool = False  # repeat the first call after a reset
     methods: Mapping[str, Callable[[nn.Module], nn.Module]] = field(default_factory=dict)  # beside `forward`
     others: Mapping[str, Sequence[tuple[Any, ...]]] = field(default_factory=dict)  # calls of these methods
 
 
 def module(make: Callable[[], nn.Module], *calls: tuple[Any, ...], dynamic: Any = None, **options: Any) -> Entry:
-    """An entry of a module that `make` makes."""
-    return Entry(make, calls, dynamic, made=True, **options)
+    """Return an entry of a module that `make` makes."""
+    return Entry(make, calls, dynamic, is_module=True, **options)
 
 
 def function(f: Callable[..., Any], *calls: tuple[Any, ...], dynamic: Any = None, **options: Any) -> Entry:
-    """An entry of a function of tensors."""
+    """Return an entry of a function of tensors."""
     return Entry(f, calls, dynamic, **options)
 
 
@@ -99,32 +99,32 @@ class Function(nn.Module):
 
 
 def programs(name: str, entry: Entry, feature: str) -> list[Program]:
-    """Export an entry both ways and let PyTorch answer its calls. What the exporter refuses is an error."""
+    """Export an entry both ways and let PyTorch answer its calls. Raise what the exporter raises."""
     torch.manual_seed(zlib.crc32(name.encode()))
-    model = entry.module() if entry.made else Function(entry.module)
+    model = entry.module() if entry.is_module else Function(entry.module)
     model = model.requires_grad_(False)
-    if not entry.made or entry.wide:
+    if not entry.is_module or entry.wide:
         model = model.eval()
     parts = {"forward": model, **{m: part(model) for m, part in entry.methods.items()}}
-    given = {m: [_made(c) for c in (entry.calls if m == "forward" else entry.others[m])] for m in parts}
-    calls = [call for m, part in parts.items() for call in _answered(part, given[m], m, entry)]
+    inputs = {m: [_inputs_of(c) for c in (entry.calls if m == "forward" else entry.others[m])] for m in parts}
+    calls = [call for m, part in parts.items() for call in _answered(part, inputs[m], m, entry)]
     if entry.reset:
         first = calls[0]
-        calls.append(Call(first.inputs, first.wanted, first.method, reset=True, result=first.result))
+        calls.append(Call(first.inputs, first.expected, first.method, reset=True, result=first.result))
     _check_that_calls_differ(name, calls)
-    shapes = entry.dynamic if entry.made or entry.dynamic is None else (tuple(entry.dynamic),)
-    found = []
+    shapes = entry.dynamic if entry.is_module or entry.dynamic is None else (tuple(entry.dynamic),)
+    exported = []
     for delegate in (True, False) if entry.delegate else (False,):
         if entry.methods:
-            traced = {m: trace(copy.deepcopy(part), given[m][0]) for m, part in parts.items()}
+            traced = {m: trace(copy.deepcopy(part), inputs[m][0]) for m, part in parts.items()}
             data = lower(traced, delegate=delegate, options=dict(entry.options)).data
         elif not entry.bounded:
-            data = lower(trace(copy.deepcopy(model), given["forward"][0], shapes), delegate=delegate).data
+            data = lower(trace(copy.deepcopy(model), inputs["forward"][0], shapes), delegate=delegate).data
         else:
             options = dict(entry.options) if delegate else None
-            example = given["forward"][0]
+            example = inputs["forward"][0]
             data = export(copy.deepcopy(model), example, dynamic_shapes=shapes, delegate=delegate, options=options)
-        found.append(
+        exported.append(
             Program(
                 name if delegate else f"{name}, undelegated",
                 data,
@@ -133,37 +133,37 @@ def programs(name: str, entry: Entry, feature: str) -> list[Program]:
                 features=(feature,),
             )
         )
-    return found
+    return exported
 
 
-def _made(value: Any) -> Any:
+def _inputs_of(value: Any) -> Any:
     return tree_map(lambda a: a.make() if isinstance(a, R) else a, value)
 
 
-def _answered(part: nn.Module, given: Sequence[tuple[Any, ...]], method: str, entry: Entry) -> list[Call]:
-    own = _answers(part, given)
+def _answered(part: nn.Module, call_inputs: Sequence[tuple[Any, ...]], method: str, entry: Entry) -> list[Call]:
+    own = _answers(part, call_inputs)
     with _wide() if entry.wide else nullcontext():
-        exact = _answers(copy.deepcopy(part).double(), [_widened(c) for c in given]) if entry.wide else own
-    found = []
-    for inputs, result, wide in zip(given, own, exact, strict=True):
+        exact = _answers(copy.deepcopy(part).double(), [_widened(c) for c in call_inputs]) if entry.wide else own
+    calls = []
+    for inputs, result, wide in zip(call_inputs, own, exact, strict=True):
         leaves, spec = tree_flatten(result)
-        wanted = [_as(w, leaf) for w, leaf in zip(tree_flatten(wide)[0], leaves, strict=True)]
+        expected = [_as(w, leaf) for w, leaf in zip(tree_flatten(wide)[0], leaves, strict=True)]
         structure = tree_unflatten(list(range(len(leaves))), spec)
-        found.append(Call(tree_map(plain, list(inputs)), wanted, method, result=structure))
-        Program("", b"", found, tolerance=entry.tolerance).compare(len(found) - 1, [plain(leaf) for leaf in leaves])
-    return found
+        calls.append(Call(tree_map(plain, list(inputs)), expected, method, result=structure))
+        Program("", b"", calls, tolerance=entry.tolerance).compare(len(calls) - 1, [plain(leaf) for leaf in leaves])
+    return calls
 
 
-def _answers(part: nn.Module, given: Sequence[tuple[Any, ...]]) -> list[Any]:
-    """What a fresh copy returns for calls in order."""
+def _answers(part: nn.Module, call_inputs: Sequence[tuple[Any, ...]]) -> list[Any]:
+    """Return the results of a fresh copy for calls in order."""
     with quiet(), torch.no_grad():
         part = copy.deepcopy(part)
-        return [copy.deepcopy(part(*copy.deepcopy(inputs))) for inputs in given]
+        return [copy.deepcopy(part(*copy.deepcopy(inputs))) for inputs in call_inputs]
 
 
 @contextmanager
 def _wide() -> Iterator[None]:
-    """Let tensors that a module creates have float64, too."""
+    """Make float64 the default for tensors that a module creates."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
@@ -180,7 +180,7 @@ def _widened(inputs: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def plain(value: Any) -> Any:
-    """A tensor as an array; bfloat16 as its bits."""
+    """Return a tensor as an array, a bfloat16 one as its bits."""
     if not isinstance(value, torch.Tensor):
         return value
     return value.contiguous().view(torch.uint16).numpy() if value.dtype is torch.bfloat16 else value.numpy()
@@ -193,7 +193,7 @@ def _as(exact: Any, like: Any) -> Any:
 def _check_that_calls_differ(name: str, calls: Sequence[Call]) -> None:
     """Raise unless some call of each method has another result than the first: a constant proves little."""
     for method in {c.method for c in calls}:
-        first, *rest = (c.wanted for c in calls if c.method == method)
+        first, *rest = (c.expected for c in calls if c.method == method)
         if not any(
             np.shape(a) != np.shape(b) or not np.array_equal(a, b) for w in rest for a, b in zip(first, w, strict=True)
         ):

@@ -17,7 +17,7 @@ from .making import Entry, Function, module, r, twice
 
 
 class Parts(nn.Module):
-    """Two halves, and both together."""
+    """An autoencoder with its halves as separate methods."""
 
     def __init__(self, width: int = 4) -> None:
         super().__init__()
@@ -29,7 +29,7 @@ class Parts(nn.Module):
 
 
 class Counting(nn.Module):
-    """A state that `forward` alone writes."""
+    """A state that only `forward` writes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -92,23 +92,23 @@ METHODS: dict[str, Entry] = {
 
 
 def converted(make: Callable[[], nn.Module], quantizer: Callable[[], Any], *shape: int) -> nn.Module:
-    """A module through PT2E, calibrated on noise."""
+    """Return a module quantized through PT2E and calibrated on noise."""
     with quiet():
         observed = prepare_pt2e(torch.export.export(make().eval(), (torch.randn(shape),)).module(), quantizer())
         for _ in range(4):
             observed(torch.randn(shape))
-        found: nn.Module = convert_pt2e(observed)
-    return found
+        result: nn.Module = convert_pt2e(observed)
+    return result
 
 
 def packed(make: Callable[[], nn.Module], bits: int, group: int = 32) -> nn.Module:
-    """A module whose linear layers have weights of 8 or 4 bits, by torchao."""
+    """Return a module whose linear layers have 8-bit or 4-bit weights of torchao."""
     from torchao.quantization import IntxWeightOnlyConfig, PerAxis, PerGroup, quantize_
 
     model = make().eval()
-    how = PerAxis(0) if bits == 8 else PerGroup(group)
+    granularity = PerAxis(0) if bits == 8 else PerGroup(group)
     with quiet():
-        quantize_(model, IntxWeightOnlyConfig(weight_dtype=getattr(torch, f"int{bits}"), granularity=how))
+        quantize_(model, IntxWeightOnlyConfig(weight_dtype=getattr(torch, f"int{bits}"), granularity=granularity))
     return model
 
 
@@ -120,7 +120,7 @@ def convolutions() -> nn.Module:
     return nn.Sequential(nn.Conv2d(4, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 4, 1))
 
 
-STEPS = {"wide": False, "tolerance": 1e-2}  # a value halfway between two steps may be rounded to either
+STEPS = {"wide": False, "tolerance": 1e-2}  # a value halfway between two steps may round to either
 EXACT = {"wide": False, "tolerance": 1e-4}
 QUANTIZED: dict[str, Entry] = {
     "a linear in int8": module(

@@ -14,7 +14,7 @@ from .making import Entry, R, function, ids, module, r, v
 
 
 def item(p: Tensor, low: int, high: int, k: int = 0) -> int:
-    """Return an element of `p` as a size; the exporter is told that it lies in low..high."""
+    """Return an element of `p` as a size, with its range low..high for the exporter."""
     i = p[k].item()
     torch._check(i >= low)
     torch._check(i <= high)
@@ -22,7 +22,7 @@ def item(p: Tensor, low: int, high: int, k: int = 0) -> int:
 
 
 def by_item(f: Callable[[Tensor, int], Any], low: int, high: int, shape: tuple[int, ...] = (9, 8)) -> Entry:
-    """An entry of a function of x and a value in low..high; each value is called."""
+    """Return an entry of a function of x and a value in low..high, with a call for each value."""
     calls = [(R(shape), v(i)) for i in (min(low + 2, high), *range(low, high + 1))]
     return function(lambda x, p: f(x, item(p, low, high)), *calls)
 
@@ -109,7 +109,7 @@ def split_by_an_item(x: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class RowsOf(nn.Module):
-    """Rows of a table from a position on, as positions are looked up."""
+    """A lookup of table rows from a position on, such as learnt positions."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -120,7 +120,7 @@ class RowsOf(nn.Module):
 
 
 class Cache(nn.Module):
-    """A cache of keys that is written at a position and read up to it."""
+    """A cache of keys, written at a position and read up to it."""
 
     def __init__(self, way: str) -> None:
         super().__init__()
@@ -147,7 +147,7 @@ def positions(n: int = 5) -> list[tuple[Any, ...]]:
 
 
 def sized(f: Callable[..., Any], *values: int) -> Entry:
-    """An entry of a function of x and a symbolic int; the first value is traced."""
+    """Return an entry of a function of x and a symbolic int; the first value is traced."""
     return function(f, *((r(8, 3), n) for n in values), dynamic=(None, Dim.DYNAMIC))
 
 

@@ -1,4 +1,4 @@
-"""States: counters and means, caches, rings, recurrences, in every dtype and by every way to write."""
+"""States: counters, means, caches, rings and recurrences, in every dtype, with every kind of write."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SETTLED = {"alias_buffer_mutations": True}
 
 
 class Stateful(nn.Module):
-    """A module with buffers and a function of it and its inputs."""
+    """A module with buffers that computes a function of itself and its input."""
 
     def __init__(self, f: Callable[..., Any], **buffers: Tensor) -> None:
         super().__init__()
@@ -29,7 +29,7 @@ class Stateful(nn.Module):
 
 
 def state(f: Callable[..., Any], *calls: tuple[Any, ...], tolerance: float = 1e-4, **buffers: Tensor) -> Entry:
-    """An entry of a function of the module and x that writes these buffers."""
+    """Return an entry of a function of the module and x that writes these buffers."""
     return module(lambda: Stateful(f, **buffers), *calls, reset=True, tolerance=tolerance, options=SETTLED)
 
 
@@ -136,7 +136,7 @@ def returned(m: Any, x: Tensor) -> Tensor:
 
 
 class Attention(nn.Module):
-    """One head with caches of keys and values, written at a position."""
+    """Attention with caches of keys and values, written at a position."""
 
     def __init__(self, kind: str, heads: int = 1) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What modules take and return: dicts, lists, numbers, None; results that are inputs, twice the same, or constant."""
+"""Structured inputs and results: dicts, lists, numbers, None; results that are inputs, repeated, or constant."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The example of an operator from outside of the tree, run as a user would: in a process of its own."""
+"""The example of a custom operator, run as a user would: in a process of its own."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def test_an_operator_of_ones_own_runs_in_one_plan() -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     *rows, last = done.stdout.splitlines()
-    found = [re.fullmatch(r"(\d+) rows: at most (\S+) from PyTorch", line) for line in rows]
-    assert [5, 64, 1] == [int(m[1]) for m in found if m]
-    assert all(float(m[2]) < 1e-5 for m in found if m)
+    matches = [re.fullmatch(r"(\d+) rows: at most (\S+) from PyTorch", line) for line in rows]
+    assert [5, 64, 1] == [int(m[1]) for m in matches if m]
+    assert all(float(m[2]) < 1e-5 for m in matches if m)
     assert last.startswith("1 plan on ")
 
 

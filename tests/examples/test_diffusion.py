@@ -1,4 +1,4 @@
-"""The diffusion example: every scheduler is right, and every step on the GPU is PyTorch's."""
+"""The diffusion example: every scheduler converges, and every step on the GPU agrees with PyTorch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 
 def example(name: str) -> ModuleType:
-    """An example as Python finds it when it is run as a script: its folder comes first."""
+    """Import an example as a script would: with its folder first on the path."""
     sys.path.insert(0, str(EXAMPLES))
     try:
         return importlib.import_module(name)
@@ -39,29 +39,29 @@ STEPS = 10
 
 
 def distance(name: str, count: int) -> float:
-    """From the exact end, where pictures are normal with mean 0.5 and deviation 0.3: the best model is then known."""
+    """Return the distance from the exact result for normal pictures of mean 0.5, whose best model is known."""
     mean, deviation = 0.5, 0.3
-    way = steps.SCHEDULERS[name](steps.signal_levels(), count)
+    scheduler = steps.SCHEDULERS[name](steps.signal_levels(), count)
 
     def total(i: int) -> float:
-        return float(np.hypot(way.alphas[i] * deviation, way.sigmas[i]))  # the deviation of latents
+        return float(np.hypot(scheduler.alphas[i] * deviation, scheduler.sigmas[i]))  # the deviation of latents
 
     def model(x: np.ndarray, i: int) -> np.ndarray:
-        return way.sigmas[i] * (x - way.alphas[i] * mean) / total(i) ** 2
+        return scheduler.sigmas[i] * (x - scheduler.alphas[i] * mean) / total(i) ** 2
 
     noise, end = np.linspace(-2, 2, 9), count - 1
-    x = way.start(noise)
+    x = scheduler.start(noise)
     for i in range(count):
-        x = way.step(x, model(way.scaled(x, i), i), i)
-    last = way.alphas[end] * mean + total(end) / total(0) * (noise - way.alphas[0] * mean)
-    return float(abs(x - way.picture(last, model(last, end), end)).max())
+        x = scheduler.step(x, model(scheduler.scaled(x, i), i), i)
+    last = scheduler.alphas[end] * mean + total(end) / total(0) * (noise - scheduler.alphas[0] * mean)
+    return float(abs(x - scheduler.picture(last, model(last, end), end)).max())
 
 
 @pytest.mark.parametrize(("name", "order"), [("ddim", 1), ("euler", 1), ("dpm", 2)])
 def test_schedulers_come_to_the_exact_end(name: str, order: int) -> None:
-    found = [distance(name, count) for count in (20, 40, 80, 160)]
-    assert found[-1] < 0.05
-    assert all(a > 1.7**order * b for a, b in pairwise(found))
+    distances = [distance(name, count) for count in (20, 40, 80, 160)]
+    assert distances[-1] < 0.05
+    assert all(a > 1.7**order * b for a, b in pairwise(distances))
 
 
 def test_dpm_needs_the_fewest_steps() -> None:
@@ -76,9 +76,9 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, pte
         yield {name: stack.enter_context(ptegpu.load(folder / f"{name}.pte")) for name in diffusion.NAMES}
 
 
-def drawn(given: dict[str, Any], prompt: str, scheduler: str) -> tuple[list[np.ndarray], np.ndarray]:
-    latents = list(diffusion.sample(given, prompt, scheduler, STEPS, 3.0, 1))
-    return latents, diffusion.pixels(given["decoder"](latents[-1]))
+def drawn(parts: dict[str, Any], prompt: str, scheduler: str) -> tuple[list[np.ndarray], np.ndarray]:
+    latents = list(diffusion.sample(parts, prompt, scheduler, STEPS, 3.0, 1))
+    return latents, diffusion.pixels(parts["decoder"](latents[-1]))
 
 
 @pytest.mark.heavy
@@ -90,16 +90,16 @@ def test_every_step_is_pytorchs(programs: dict[str, ptegpu.Program]) -> None:
         ("euler", "a small blue square"),
         ("dpm", "a green cross"),
     ):
-        found, picture = drawn(programs, prompt, scheduler)
+        latents, picture = drawn(programs, prompt, scheduler)
         expected, reference = drawn(eager, prompt, scheduler)
-        assert STEPS == len(found) == len(expected)
-        for x, e in zip(found, expected):
+        assert STEPS == len(latents) == len(expected)
+        for x, e in zip(latents, expected):
             np.testing.assert_allclose(x, e, rtol=0, atol=1e-4 * abs(e).max())
         np.testing.assert_allclose(picture.astype(int), reference, rtol=0, atol=1)
 
 
 def test_pictures_show_what_was_asked_for() -> None:
-    """By PyTorch, and as far as the colour goes: the ink of the shape, on white."""
+    """PyTorch draws the shape in the requested colour, on white."""
     eager = diffusion.in_pytorch()
     for colour, ink in steps.COLOURS.items():
         _, picture = drawn(eager, f"a large {colour} square", "dpm")
@@ -117,7 +117,7 @@ def test_a_file_of_pixels() -> None:
 def test_the_weights_are_small_and_those_of_the_models() -> None:
     assert models.WEIGHTS.stat().st_size < 300_000
     state = models.Models().state_dict()
-    with np.load(models.WEIGHTS) as found:
-        assert {n: tuple(v.shape) for n, v in state.items()} == {n: found[n].shape for n in found.files}
+    with np.load(models.WEIGHTS) as arrays:
+        assert {n: tuple(v.shape) for n, v in state.items()} == {n: arrays[n].shape for n in arrays.files}
     picture, ids = models.batch(np.random.default_rng(0), 3)
     assert ((3, 3, 32, 32), (3, steps.LENGTH), torch.int64) == (picture.shape, ids.shape, ids.dtype)

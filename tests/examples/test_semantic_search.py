@@ -1,4 +1,4 @@
-"""A small random encoder of MiniLM's make: the example finds the neighbours that PyTorch finds."""
+"""The semantic search example, with a small random encoder: it finds the same neighbours as PyTorch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ QUERIES = ("where is the cat", "good film", "naïve 分類器")
 
 
 def example(name: str) -> ModuleType:
-    """An example as Python finds it when it is run as a script: its folder comes first."""
+    """Import an example as a script would: with its folder first on the path."""
     sys.path.insert(0, str(EXAMPLES))
     try:
         return importlib.import_module(name)
@@ -54,11 +54,11 @@ def searcher(pte: Path) -> Iterator[search.Searcher]:
 
 @torch.no_grad()
 def eager(folder: Path, texts: tuple[str, ...]) -> np.ndarray:
-    """Texts one by one."""
+    """Return PyTorch's embeddings, computed one text at a time."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     model = transformers.AutoModel.from_pretrained(folder)
-    found = [model(**tokenizer(text, return_tensors="pt")).last_hidden_state.mean(1)[0] for text in texts]
-    return torch.nn.functional.normalize(torch.stack(found)).numpy()
+    states = [model(**tokenizer(text, return_tensors="pt")).last_hidden_state.mean(1)[0] for text in texts]
+    return torch.nn.functional.normalize(torch.stack(states)).numpy()
 
 
 def test_embeddings_and_nearest_neighbours_are_pytorchs(searcher: search.Searcher, folder: Path) -> None:
@@ -75,15 +75,15 @@ def test_the_command_line_answers(pte: Path, tmp_path: Path, capsys: pytest.Capt
     corpus = tmp_path / "corpus.txt"
     corpus.write_text(f"{TEXTS[1]}\n\n  {TEXTS[0]}\n", "utf-8")
     assert 0 == search.main(["--pte", str(pte), "--corpus", str(corpus), "--top", "1", "--json", TEXTS[0]])
-    found = json.loads(capsys.readouterr().out)
-    assert (2, 1) == (found["texts"], found["plans"])
-    answer = found["queries"][0]
+    report = json.loads(capsys.readouterr().out)
+    assert (2, 1) == (report["texts"], report["plans"])
+    answer = report["queries"][0]
     assert [TEXTS[0], TEXTS[0]] == [answer["query"], *(hit["text"] for hit in answer["results"])]
-    search.report(found)
+    search.report(report)
     printed = capsys.readouterr().out.splitlines()
     assert [TEXTS[0], f"   {answer['results'][0]['score']:.3f}  {TEXTS[0]}"] == printed[:2]
-    assert printed[-1].startswith(found["device"])
-    assert printed[-1].endswith(f"{found['dispatches']} dispatches")
+    assert printed[-1].startswith(report["device"])
+    assert printed[-1].endswith(f"{report['dispatches']} dispatches")
 
 
 def test_what_is_missing_is_said(

@@ -1,4 +1,4 @@
-"""Programs with a damaged delegate end in an error or in the right results: a weight never becomes zeros."""
+"""Programs with a damaged delegate: an error or the right results, never zeros as weights."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ import ptegpu
 from ptegpu.graph import importer
 
 DATA = Path(__file__).parent.parent / "data"
-Made = tuple[bytes, list[tuple[Any, ...]]]  # a program, and what to call it with
+Sample = tuple[bytes, list[tuple[Any, ...]]]  # a program and the inputs of its calls
 
 
 class Weights(nn.Module):
-    """Constants in a row, results that the next ones overwrite in memory, and a list of tensors."""
+    """Consecutive constants, results that reuse memory, and a list of tensors."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,22 +43,22 @@ class Positions(nn.Module):
         return x.abs().reshape(x.shape[0] * 2, 2) * 3, p + 1
 
 
-def made(module: nn.Module, *args: torch.Tensor, **options: Any) -> Made:
+def sample(module: nn.Module, *args: torch.Tensor, **options: Any) -> Sample:
     inputs = [tuple(a.numpy() * k for a in args) for k in (1, 2, 3)]
     return export(module, args, **options), inputs
 
 
 X = torch.tensor([1.0, -2.0, 3.0, -4.0])
-PROGRAMS: dict[str, Callable[[], Made]] = {
+PROGRAMS: dict[str, Callable[[], Sample]] = {
     "mlp": lambda: (
         (DATA / "mlp.pte").read_bytes(),
         [(torch.linspace(-1, k, 16).reshape(2, 8).numpy(),) for k in (1, 2)],
     ),
-    "weights": lambda: made(Weights(), X),
-    "f16": lambda: made(Weights(), X, options={"force_fp16": True}),
-    "state": lambda: made(Counters(), X),
-    "aliased": lambda: made(Counters(), X, options={"alias_buffer_mutations": True}),
-    "positions": lambda: made(
+    "weights": lambda: sample(Weights(), X),
+    "f16": lambda: sample(Weights(), X, options={"force_fp16": True}),
+    "state": lambda: sample(Counters(), X),
+    "aliased": lambda: sample(Counters(), X, options={"alias_buffer_mutations": True}),
+    "positions": lambda: sample(
         Positions(),
         torch.randn(3, 4),
         torch.arange(3),

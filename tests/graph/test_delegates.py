@@ -1,4 +1,4 @@
-"""The values of a call that a delegate's blob takes: matched by type and order, and only if that is unambiguous."""
+"""Matching of a call's values with a delegate's inputs: by type and order, and only if it is unambiguous."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def blob(inputs: list[BlobValue], outputs: list[BlobValue]) -> BlobGraph:
 
 
 def split(graph: BlobGraph, inputs: list[Value], outs: list[Value]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Split a call with the values 0, 1, …, of which `outs` have no value before it."""
+    """Split a call with the values 0, 1, …; `outs` have no value before the call."""
     values = [*inputs, *outs]
     ids = tuple(range(len(values)))
     return split_arguments(graph, ids, values, lambda k: k >= len(inputs), "delegate 3", "m.pte")
@@ -110,7 +110,7 @@ def test_fewer_values_than_inputs_are_refused() -> None:
 
 
 def test_a_result_is_not_taken_for_an_input() -> None:
-    """The blob has one more input than the call lists, with the type of the result."""
+    """The blob has an additional input of the result's type, which the call does not list."""
     with pytest.raises(InvalidProgram) as error:
         split(blob([inner(4), inner(5)], [inner(5)]), [B], [OUT])
     expected = (

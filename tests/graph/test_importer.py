@@ -1,4 +1,4 @@
-"""From a method of a file to calls on slots: real files for what exporters write, methods by hand for the rest."""
+"""The importer, from a method of a file to calls on slots: real files, and methods by hand for the rest."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def call(linear: FlatMethod, op: str) -> Call:
 
 
 def slots(linear: FlatMethod) -> dict[str, Var]:
-    """Every slot by its name."""
+    """Return every slot by its name."""
     operands = [*linear.inputs, *linear.outputs, *(a for c in calls(linear) for a in (*c.args, *c.outs))]
     return {v.name: v for v in variables(tuple(operands))}
 
@@ -179,7 +179,7 @@ def refused(file_method: pte.FileMethod, data: NamedData | None = None) -> str:
 
 
 def test_a_view_that_the_exporter_left_out_is_found_by_its_place() -> None:
-    """Value 2 is never written, but lies where value 1 does."""
+    """Value 2 is never written, but shares its place with value 1."""
     values = [tensor(2, 6), tensor(2, 6, place=(1, 64)), tensor(3, 4, place=(1, 64)), tensor(3, 4, place=(1, 256))]
     linear = by_hand(method(values, [0], [3], kernel("aten::relu.out", 0, 1, 1), kernel("aten::abs.out", 2, 3, 3)))
     relu, view, absolute = calls(linear)
@@ -324,7 +324,7 @@ def test_element_types_that_do_not_run_are_listed_once_each_with_foreign_backend
 
 
 def of_constants(dims: tuple[int, ...], *constants: Constant) -> pte.FileMethod:
-    """A method that copies constants of these dimensions out of a delegate."""
+    """Return a method that copies constants of these dimensions out of a delegate."""
     count = len(constants)
     values = tuple(BlobTensor(DType.F32, dims, k) for k in range(count))
     graph = BlobGraph("0", (), values, (), tuple(range(count)), constants)
@@ -336,7 +336,7 @@ def of_constants(dims: tuple[int, ...], *constants: Constant) -> pte.FileMethod:
 
 @pytest.fixture
 def blobs_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The blob of a delegate is the graph itself."""
+    """Let the blob of a delegate be the graph itself."""
     monkeypatch.setattr(importer, "read_delegate", lambda blob, **_: blob)
     monkeypatch.setattr(importer, "len", lambda x: 0 if isinstance(x, BlobGraph) else len(x), raising=False)
 
@@ -365,13 +365,13 @@ NO_VALUE = "which is neither an input, a constant nor the result of an earlier c
 
 
 def with_blob(graph: BlobGraph) -> pte.FileMethod:
-    """A method that calls a delegate with one input and one output."""
+    """Return a method that calls a delegate with one input and one output."""
     file_method = method([tensor(4), tensor(4)], [0], [1], pte.DelegateCall(0, (0, 1)))
     return replace(file_method, delegates=(pte.Delegate("VulkanBackend", graph),))  # type: ignore[arg-type]
 
 
 def blob(*calls: BlobCall, outputs: tuple[int, ...] = (1,), **values: BlobTensor) -> BlobGraph:
-    """A blob of these calls, with other values, `v3=…`."""
+    """Return a blob of these calls; `v3=…` replaces value 3."""
     changed = [values.get(f"v{k}", v) for k, v in enumerate(VALUES)]
     return BlobGraph("0", calls, tuple(changed), (0,), outputs, (Constant(memoryview(bytes(16)), None, 16),))
 

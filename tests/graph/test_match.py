@@ -126,7 +126,7 @@ def test_nodes_between_are_skipped():
     s.tensor(NEG, s.tensor(VIEW, s.tensor(VIEW, s.tensor(ABS, s.tensor(VIEW, x, (6,))), (3, 2)), (6, 1)))
     m = match(s, Op(NEG, (Op(ABS, (Leaf("x"),)),)))
     assert m is not None
-    assert s.graph.nodes[:0:-1] == list(m.nodes)  # what the leaf is made by is not part of it
+    assert s.graph.nodes[:0:-1] == list(m.nodes)  # the maker of the leaf is not part of it
     assert s.graph.nodes[0].outs[0] is m.tensors["x"]
     behind = match(s, Op(NEG, (Op(ABS, (Leaf("x", behind=True),)),)))
     assert behind is not None

@@ -1,4 +1,4 @@
-"""Every portable operator's functional twin takes the arguments of its out variant, says PyTorch."""
+"""Names of functional variants: PyTorch's schemas take the same arguments as the out variants."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from torch._C import FunctionSchema
 
 from ptegpu.graph.names import IRREGULAR, functional, in_place
 
-DROPPED = {"dtype", "layout", "device", "pin_memory"}  # the output says these
+DROPPED = {"dtype", "layout", "device", "pin_memory"}  # the output has these
 
 
 def portable_operators() -> list[str]:
-    """The operators of ExecuTorch's portable kernel library, as a kernel call spells them."""
+    """Return the operators of ExecuTorch's portable kernel library, as a kernel call spells them."""
     text = resources.files("executorch").joinpath("kernels/portable/functions.yaml").read_text()
     names = re.findall(r"^- (?:op|func): ?([\w:.]+)", text, re.MULTILINE)
     return [n if "::" in n else f"aten::{n}" for n in names]
@@ -28,14 +28,14 @@ def schema(namespace: str, name: str, overload: str) -> FunctionSchema:
 
 
 def called(name: str) -> FunctionSchema:
-    """The schema of an operator named as in a kernel call."""
+    """Return the schema of an operator named as in a kernel call."""
     qualified, _, overload = name.partition(".")
     namespace, _, base = qualified.partition("::")
     return schema(namespace, base, overload or "default")
 
 
 def registered(name: str) -> FunctionSchema:
-    """The schema of an operator named as in a registry."""
+    """Return the schema of an operator named as in a registry."""
     return schema(*name.split("."))
 
 

@@ -1,6 +1,6 @@
-"""Scalars that make no sense, one at a time: every operator ends in a plan or a result, or in an error of ours.
+"""Nonsensical scalars, one at a time: every operator ends in a plan, a result or an error of ours.
 
-Nothing here runs on a GPU: rules are run for their shapes, and lowered.
+Nothing here runs on a GPU: shape rules run and are lowered.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def put(args: Any, at: tuple[int, ...], value: Any) -> Any:
 
 
 def variants(args: Any) -> Iterator[Any]:
-    """The arguments with one scalar or list replaced."""
+    """Yield the arguments with one scalar or list replaced."""
     for at, value in itertools.product(list(places(args)), HOSTILE):
         yield put(args, at, value)
 
@@ -80,7 +80,7 @@ def test_a_rule_refuses_nonsense_with_an_error_of_ours(op: str) -> None:
     def plan(changed: Case, agreeing: bool) -> None:
         graph, _ = graph_of(changed, arrays, outs)
         (node,) = graph.nodes
-        if agreeing:  # a program that declares the shape of the rule, to be lowered
+        if agreeing:  # declare the shapes of the rule, so that it can be lowered
             results = [o for o in node.outs if isinstance(o, Tensor)]
             for out, shape in zip(results, node.op.infer(node.args, results), strict=True):
                 out.max_shape = out.shape = shape

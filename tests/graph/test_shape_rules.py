@@ -1,4 +1,4 @@
-"""The shape rules of nodes: errors name rules that fail, and graphs that declare other shapes."""
+"""The shape rules of nodes: errors name failing rules and graphs that declare other shapes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who makes, reads, keeps and writes the values of a graph."""
+"""The makers, readers and writers of a graph's values, and which values are kept."""
 
 from __future__ import annotations
 

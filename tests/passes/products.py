@@ -1,4 +1,4 @@
-"""Graphs of matrix products, for the passes that join them: what is joined gives what it gives apart."""
+"""Graphs of matrix products for the tests of fusing passes: fused nodes must compute the same as separate ones."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ptegpu.plan.target import CLASSES, Target
 Passes: TypeAlias = Sequence[Callable[[Graph], None]]
 F32, F16, U8, I8 = DType.F32, DType.F16, DType.U8, DType.I8
 TOLERANCE = {F32: 1e-5, F16: 2e-3}  # of the largest magnitude
-MANY = Target(max_storage_buffers=64)
+MANY_BUFFERS = Target(max_storage_buffers=64)
 
 
 class Builder:
@@ -46,7 +46,7 @@ class Builder:
         return out
 
     def linear(self, x: Tensor, n: int, group: int = 32, *, bias: bool = False, packed: int | None = None) -> Tensor:
-        """Padded as the packer pads: K to 8, scales and bias to 4 columns."""
+        """Apply a 4-bit linear, padded as the packer pads: K to 8, scales and bias to 4 columns."""
         k, columns = x.shape[-1], -(-n // 4) * 4
         weight = self.constant(n, packed or -(-k // 8) * 4, dtype=U8)
         scales = self.constant(-(-k // group), columns, dtype=self.scales)
@@ -59,7 +59,7 @@ class Builder:
         return self.apply("aten._weight_int8pack_mm.default", *args, shape=(*x.shape[:-1], n))
 
     def gated(self, gate: Tensor, up: Tensor) -> Tensor:
-        """silu(gate) · up."""
+        """Return silu(gate) · up."""
         sigmoid = self.apply("aten.sigmoid.default", gate, shape=gate.shape)
         silu = self.apply("aten.mul.Tensor", gate, sigmoid, shape=gate.shape)
         return self.apply("aten.mul.Tensor", silu, up, shape=gate.shape)
@@ -70,7 +70,7 @@ def names(graph: Graph) -> list[str]:
 
 
 def join(b: Builder, passes: Passes) -> list[str]:
-    """The names of the nodes after elementwise chains were joined and `passes` ran."""
+    """Fuse elementwise chains, run `passes`, and return the names of the remaining nodes."""
     for change in (fuse_elementwise, *passes):
         change(b.graph)
     return names(b.graph)
@@ -79,19 +79,19 @@ def join(b: Builder, passes: Passes) -> list[str]:
 def run(
     b: Builder, passes: Passes, *, f16: bool = True, subgroups: bool = True, limits: str = "adapter", **target: int
 ) -> tuple[list[np.ndarray], int]:
-    """The graph's results after these passes, and how many dispatches it took."""
+    """Run the graph after these passes; return its results and the number of dispatches."""
     gpu = device(f16, subgroups, limits)
     join(b, passes)
     plan = plan_of(b.graph, replace(gpu.target, device_class=CLASSES["discrete"], **target))
     return run_plan(plan, b.arrays, gpu), len(plan.dispatches)
 
 
-def same(make: Callable[[], Builder], dispatches: int | None, passes: Passes, **how: Any) -> None:
-    """With the passes, the graph gives what it gives without, in so many dispatches."""
-    apart, _ = run(make(), (), **how)
-    joined, count = run(make(), passes, **how)
+def same(make: Callable[[], Builder], dispatches: int | None, passes: Passes, **options: Any) -> None:
+    """Check that the passes change no result, and that the graph then takes `dispatches` dispatches (None: any)."""
+    expected, _ = run(make(), (), **options)
+    actual, count = run(make(), passes, **options)
     if dispatches is not None:
         assert count == dispatches
-    for a, j in zip(apart, joined, strict=True):
-        scale = float(np.abs(a).max())
-        np.testing.assert_allclose(j, a, rtol=0, atol=TOLERANCE[DType.of(a.dtype)] * scale)
+    for e, a in zip(expected, actual, strict=True):
+        scale = float(np.abs(e).max())
+        np.testing.assert_allclose(a, e, rtol=0, atol=TOLERANCE[DType.of(e.dtype)] * scale)

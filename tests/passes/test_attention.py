@@ -1,4 +1,4 @@
-"""Attention with what is before and after it in one node gives what it gives apart, at every position and length."""
+"""Attention fused with its neighbours: one node computes the same as separate ones, at every position and length."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ F32, F16 = DType.F32, DType.F16
 SDPA, CUSTOM, UPDATE = "sdpa_with_kv_cache.default", "custom_sdpa.default", "update_cache.default"
 HALVES, PAIRS = "et_vk.apply_rotary_emb_hf.default", "et_vk.apply_rotary_emb.default"
 VIEW, LINEAR = "aten.view_copy.default", "et_vk.linear_q4gsw.default"
-LONGEST, CONTEXT = 33, 300  # which is three parts
+LONGEST, CONTEXT = 33, 300  # the context is split into three parts
 CALLS = [(5, 0), (1, 5), (1, 6), (2, 7), (1, 9), (33, 10), (1, 127), (1, 128), (3, 254), (1, 257), (1, 299), (8, 292)]
-FEWER = [(2 if length == 3 else length, start) for length, start in CALLS]  # those for three rows compile long
+FEWER = [(2 if length == 3 else length, start) for length, start in CALLS]  # kernels for three rows compile slowly
 
 
 @dataclass(frozen=True)
@@ -54,17 +54,17 @@ class Layer:
         h, g, d = self.heads, self.shared, self.dim
         q, k, v = (s.input(1, LONGEST, n, d, dtype=self.dtype) for n in (h, g, g))
         start = s.sym()
-        made: dict[str, Tensor] = {"q": q, "k": k, "v": v}
+        tensors: dict[str, Tensor] = {"q": q, "k": k, "v": v}
         if self.turned == HALVES:
             tables = [s.constant(rng.uniform(-1, 1, (CONTEXT, self.width or d)).astype(np.float32)) for _ in "cs"]
             q, k = both(s, HALVES, q, k, *tables, start)
         elif self.turned == PAIRS:
             tables = [s.input(LONGEST, d // 2) for _ in "cs"]
             q, k = both(s, PAIRS, q, k, *tables)
-        made |= {"turned q": q, "turned k": k}
+        tensors |= {"turned q": q, "turned k": k}
         old = [rng.uniform(-1, 1, (1, CONTEXT, g, d)).astype(self.cache.numpy) for _ in "kv"]
         keys, values = (s.state(*x.shape, data=x, dtype=self.cache) for x in old)
-        made |= {"keys": keys, "values": values}
+        tensors |= {"keys": keys, "values": values}
         mask = s.input(LONGEST, CONTEXT) if self.mask else None
         rest = (mask, 0.0, self.causal, None)
         if self.cached == SDPA:
@@ -73,21 +73,21 @@ class Layer:
             s.node(UPDATE, k, keys, start)
             s.node(UPDATE, v, values, start)
             y = s.tensor(CUSTOM, q, keys, values, start, *rest)
-        made["y"] = y
+        tensors["y"] = y
         if self.columns:
             y = s.tensor(VIEW, y, (1, -1, h * d))
-            made["viewed"] = y
+            tensors["viewed"] = y
             weight = s.constant(rng.integers(0, 256, (self.columns, h * d // 2)).astype(np.uint8))
             scales = s.constant(rng.uniform(-0.1, 0.1, (h * d // 16, self.columns)).astype(np.float32))
             y = s.tensor(LINEAR, y, weight, scales, 16, None)
             if self.residual:
                 y = s.tensor("aten.add.Tensor", s.input(1, LONGEST, self.columns, dtype=self.dtype), y, 1)
-        made["out"] = y
-        return s.returns(y), made
+        tensors["out"] = y
+        return s.returns(y), tensors
 
 
 def both(s: Sketch, op: str, *args: Any) -> tuple[Tensor, Tensor]:
-    """The two results of a rotary embedding."""
+    """Add a rotary embedding and return its two results."""
     s.node(op, *args, dtype=(args[0].dtype, args[1].dtype))
     first, second = s.graph.nodes[-1].outs
     assert isinstance(first, Tensor) and isinstance(second, Tensor)
@@ -95,11 +95,11 @@ def both(s: Sketch, op: str, *args: Any) -> tuple[Tensor, Tensor]:
 
 
 class Run:
-    """A graph on the adapter, as if that were a large GPU; its dispatches at a length."""
+    """A graph that runs on the adapter with the plans of a large GPU."""
 
-    def __init__(self, graph: Graph, **how: Any) -> None:
-        limits = {k: how.pop(k) for k in list(how) if k not in ("f16", "subgroups", "limits")}
-        gpu = device(**how)
+    def __init__(self, graph: Graph, **options: Any) -> None:
+        limits = {k: options.pop(k) for k in list(options) if k not in ("f16", "subgroups", "limits")}
+        gpu = device(**options)
         self.graph = graph
         target = replace(gpu.target, device_class=CLASSES["discrete"], **limits)
         grow = [
@@ -127,11 +127,11 @@ class Run:
 
     def __call__(self, length: int, start: int) -> np.ndarray:
         rng = np.random.default_rng(length * 1000 + start)
-        given = []
+        arrays = []
         for v, shape in zip(self.graph.inputs, self.shapes(length, start), strict=True):
             dtype = v.dtype.numpy if isinstance(v, Tensor) else None
-            given.append(rng.uniform(-1, 1, shape).astype(dtype) if dtype else shape)
-        return self.engine.run(given, read=[0])[0]  # type: ignore[no-any-return]
+            arrays.append(rng.uniform(-1, 1, shape).astype(dtype) if dtype else shape)
+        return self.engine.run(arrays, read=[0])[0]  # type: ignore[no-any-return]
 
 
 def joined(layer: Layer) -> Graph:
@@ -143,14 +143,14 @@ def joined(layer: Layer) -> Graph:
 
 @pytest.fixture(autouse=True)
 def staged(monkeypatch):
-    """Products of one row read it from workgroup memory."""
+    """Let products of one row read it from workgroup memory."""
     monkeypatch.setattr(packed_gemv, "GEMVS", (packed_gemv.GemvChoice(Gemv(rows=2, lanes=32, slots=4, staged=True)),))
 
 
-def same(layer: Layer, calls: list[tuple[int, int]] = CALLS, **how: Any) -> Counter[str]:
-    """With the pass, the calls give what they give without; the kernels of one row."""
+def same(layer: Layer, calls: list[tuple[int, int]] = CALLS, **options: Any) -> Counter[str]:
+    """Check that the pass changes no result of the calls; return the kernels that a call of one row launches."""
     apart, _ = layer.graph()
-    with Run(apart, **how) as a, Run(joined(layer), **how) as b:
+    with Run(apart, **options) as a, Run(joined(layer), **options) as b:
         for length, start in calls:
             want, got = a(length, start), b(length, start)
             assert np.isfinite(want).all()
@@ -168,7 +168,7 @@ LAYERS = [
     Layer(turned=None, cached=CUSTOM),
     Layer(heads=8, shared=2, dim=64),
     Layer(heads=4, shared=4, dim=8),
-    Layer(heads=2, shared=1, dim=80, width=64),  # of which a part is turned
+    Layer(heads=2, shared=1, dim=80, width=64),  # only a part of each head is rotated
     Layer(columns=0),
     Layer(causal=False),
 ]
@@ -199,7 +199,7 @@ def test_halves(layer, f16):
 
 
 def test_what_a_kernel_cannot_take_in():
-    """A table whose halves are no whole quads; a mask, whose binding would be the ninth; fewer bindings."""
+    """Nodes stay separate: tables whose halves are not whole quads, a mask as ninth binding, a limit of 7 bindings."""
     assert same(Layer(width=12), CALLS[:4])["rope_halves"] == 1
     masked = same(Layer(mask=True), CALLS[:4])
     assert masked["rope_halves"] == 1 and masked["write_cache"] == 0
@@ -209,7 +209,7 @@ def test_what_a_kernel_cannot_take_in():
 
 @pytest.mark.slow
 def test_who_merges(monkeypatch):
-    """Attention itself, where rows are not staged, or where there are too many parts."""
+    """Attention merges its parts itself if rows are not staged or there are too many parts."""
     monkeypatch.setattr(packed_gemv, "MOST_PARTS", 2)
     assert same(Layer(), FEWER[-6:])["attention_merge"] == 1
     monkeypatch.setattr(packed_gemv, "MOST_PARTS", 3)
@@ -222,8 +222,8 @@ def test_two_rows_of_the_product_are_one_of_heads():
     """A product of rows that are not all heads of a query merges nothing."""
     layer = Layer(columns=0)
     s, rng = Sketch(), np.random.default_rng(0)
-    s.graph, made = layer.graph()
-    y = s.tensor(VIEW, made["y"], (-1, 2, 32))
+    s.graph, tensors = layer.graph()
+    y = s.tensor(VIEW, tensors["y"], (-1, 2, 32))
     weight = s.constant(rng.integers(0, 256, (24, 16)).astype(np.uint8))
     y = s.tensor(LINEAR, y, weight, s.constant(rng.uniform(-0.1, 0.1, (2, 24)).astype(np.float32)), 16, None)
     s.graph.outputs = [y]
@@ -247,29 +247,29 @@ def test_what_becomes_one_node():
 
 @pytest.mark.parametrize("name", ["turned q", "turned k"])
 def test_what_is_turned_for_others_too_stays(name):
-    graph, made = Layer(columns=0).graph()
+    graph, tensors = Layer(columns=0).graph()
     s = Sketch()
     s.graph = graph
-    graph.outputs.append(s.tensor("aten.neg.default", made[name]))
+    graph.outputs.append(s.tensor("aten.neg.default", tensors[name]))
     fuse_attention(graph)
     assert "et_vk.apply_rotary_emb_hf.default" in names(graph)
 
 
 @pytest.mark.parametrize("name", ["turned q", "y", "viewed"])
 def test_outputs_stay(name):
-    graph, made = Layer().graph()
-    graph.outputs.append(made[name])
+    graph, tensors = Layer().graph()
+    graph.outputs.append(tensors[name])
     fuse_attention(graph)
     assert len(names(graph)) > 1
     made_by = {o for n in graph.nodes for o in n.outs}
-    assert made[name] in made_by
+    assert tensors[name] in made_by
 
 
 def test_a_cache_that_is_read_between_is_written_before():
     s = Sketch()
-    s.graph, made = Layer(columns=0, cached=CUSTOM).graph()
+    s.graph, tensors = Layer(columns=0, cached=CUSTOM).graph()
     attention = s.graph.nodes.pop()
-    s.graph.outputs.append(s.tensor("aten.clone.default", made["keys"]))
+    s.graph.outputs.append(s.tensor("aten.clone.default", tensors["keys"]))
     s.graph.nodes.append(attention)
     fuse_attention(s.graph)
     assert "update_cache.default" in names(s.graph)
@@ -286,10 +286,10 @@ def test_positions_that_differ():
 
 
 def test_indices_are_checked_as_before():
-    """Those of the tables and of the cache."""
+    """The indices into the tables and into the cache have the same bounds."""
     plans = []
     for graph in (Layer().graph()[0], joined(Layer())):
         with Run(graph) as run:
             plans.append(run.planner.plan())
-    apart, together = ({(b.low, b.end, b.text) for f in p.families for b in f.bounds} for p in plans)
-    assert len(apart) == len(together) > 0
+    separate, fused = ({(b.low, b.end, b.text) for f in p.families for b in f.bounds} for p in plans)
+    assert len(separate) == len(fused) > 0

@@ -1,4 +1,4 @@
-"""Key-value caches become halves where only attention and cache writes touch them."""
+"""Key-value caches: they become float16 if only attention and cache writes touch them."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from ptegpu.passes.caches import halve_caches
 
 
 @pytest.mark.parametrize("layer", [Layer(), Layer(cached=CUSTOM), Layer(mask=True, columns=0)], ids=str)
-@pytest.mark.parametrize("together", [True, False])
-def test_caches_of_attention(layer, together):
-    graph = joined(layer) if together else layer.graph()[0]
+@pytest.mark.parametrize("fused", [True, False])
+def test_caches_of_attention(layer, fused):
+    graph = joined(layer) if fused else layer.graph()[0]
     assert 2 == halve_caches(graph)
     states = [t for t in graph.tensors() if t.kind == "state"]
     assert [DType.F16] * 2 == [t.dtype for t in states]
@@ -24,10 +24,10 @@ def test_caches_of_attention(layer, together):
 
 def test_what_others_read_stays():
     s = Sketch()
-    s.graph, made = Layer(columns=0).graph()
-    s.graph.outputs.append(s.tensor("aten.neg.default", made["keys"]))
+    s.graph, tensors = Layer(columns=0).graph()
+    s.graph.outputs.append(s.tensor("aten.neg.default", tensors["keys"]))
     assert 1 == halve_caches(s.graph)
-    assert (DType.F32, DType.F16) == (made["keys"].dtype, made["values"].dtype)
+    assert (DType.F32, DType.F16) == (tensors["keys"].dtype, tensors["values"].dtype)
 
 
 def test_what_is_also_a_query_stays():
@@ -38,6 +38,6 @@ def test_what_is_also_a_query_stays():
 
 
 def test_what_gets_a_new_value_stays():
-    graph, made = Layer(columns=0).graph()
-    graph.writebacks = [(made["keys"], made["y"])]
+    graph, tensors = Layer(columns=0).graph()
+    graph.writebacks = [(tensors["keys"], tensors["y"])]
     assert 1 == halve_caches(graph)

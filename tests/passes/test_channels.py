@@ -1,4 +1,4 @@
-"""A batch norm goes into the weights of the convolution before it, and the result is that of both."""
+"""Batch norms folded into the weights of the convolution before them: the result stays the same."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def convolved(b: Builder, case: tuple, bias: bool = True) -> Tensor:  # type: ig
     ones, none = (1,) * (len(x) - 2), (0,) * (len(x) - 2)
     channels = shape[1]
     added = b.constant(channels, dtype=b.dtype) if bias else None
-    given = (b.input(*x), b.constant(*weight, dtype=b.dtype), added, ones, ones, ones, transposed, none, groups)
-    return b.apply(CONVOLUTION, *given, shape=shape)
+    args = (b.input(*x), b.constant(*weight, dtype=b.dtype), added, ones, ones, ones, transposed, none, groups)
+    return b.apply(CONVOLUTION, *args, shape=shape)
 
 
 def normed(b: Builder, x: Tensor, affine: bool = True) -> Node:
@@ -55,21 +55,21 @@ def built(case: tuple, dtype: DType = F32, *, bias: bool = True, affine: bool = 
 
 
 def run(b: Builder) -> np.ndarray:
-    (got,) = run_plan(plan_of(b.graph, device().target), b.arrays, device())
-    return got
+    (result,) = run_plan(plan_of(b.graph, device().target), b.arrays, device())
+    return result
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("given", ["all", "no bias", "no weight"])
-def test_the_result_is_that_of_both(case, given):
-    how = {"bias": given != "no bias", "affine": given != "no weight"}
-    apart, joined = built(CASES[case], **how), built(CASES[case], **how)
-    fold_channels(joined.graph)
-    fuse_elementwise(joined.graph)
-    assert ["fused(convolution+relu)"] == names(joined.graph)
-    want = run(apart)
-    assert np.abs(want).max() > 0.01
-    np.testing.assert_allclose(run(joined), want, rtol=0, atol=2e-6 * np.abs(want).max())
+@pytest.mark.parametrize("variant", ["all", "no bias", "no weight"])
+def test_the_result_is_that_of_both(case, variant):
+    options = {"bias": variant != "no bias", "affine": variant != "no weight"}
+    separate, folded = built(CASES[case], **options), built(CASES[case], **options)
+    fold_channels(folded.graph)
+    fuse_elementwise(folded.graph)
+    assert ["fused(convolution+relu)"] == names(folded.graph)
+    expected = run(separate)
+    assert np.abs(expected).max() > 0.01
+    np.testing.assert_allclose(run(folded), expected, rtol=0, atol=2e-6 * np.abs(expected).max())
 
 
 def test_what_others_read_stays():

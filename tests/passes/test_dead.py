@@ -1,4 +1,4 @@
-"""Nodes that nobody needs go; nodes that write what lasts stay."""
+"""Removal of dead nodes: unused ones go, those that write states stay."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Decomposed attention becomes one node, which computes what it was made of, in float64's words."""
+"""Decomposed attention: it becomes one node whose result agrees with float64."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LOW = -math.inf
 
 @dataclass
 class Built:
-    """A graph, what it is given, and what it should answer."""
+    """A graph, its inputs and its expected output."""
 
     graph: Graph
     arrays: list[np.ndarray]
@@ -38,31 +38,31 @@ class Built:
 
 
 def heads(s: Sketch, layout: str, lengths: tuple[int, int], d: int, dtype: DType) -> tuple[list[Tensor], list]:  # type: ignore[type-arg]
-    """Queries, keys and values as (B, H, length, d), and where each comes from: (input, how NumPy splits it)."""
-    found, sources = [], []
+    """Return queries, keys and values as (B, H, length, d), and for each its input and how NumPy splits that."""
+    tensors, sources = [], []
     rows, keys = lengths
     if layout == "packed":  # (B, S, 3 · H · d) through a permutation and selections
         x = s.input(B, rows, 3 * H * d, dtype=dtype)
         wide = s.tensor(PERMUTE, s.tensor(VIEW, x, (B, rows, 3, H, d)), (2, 0, 3, 1, 4))
         for k in range(3):
-            found.append(s.tensor("aten.select_copy.int", wide, 0, k))
+            tensors.append(s.tensor("aten.select_copy.int", wide, 0, k))
             sources.append((x, lambda a, k=k: a.reshape(B, rows, 3, H, d)[:, :, k].transpose(0, 2, 1, 3)))
-        return found, sources
+        return tensors, sources
     for n in (rows, keys, keys):
         match layout:
             case "merged":  # (B · S, H · d), as a linear leaves it
                 x = s.input(B * n, H * d, dtype=dtype)
-                found.append(s.tensor(PERMUTE, s.tensor(VIEW, x, (B, n, H, d)), (0, 2, 1, 3)))
+                tensors.append(s.tensor(PERMUTE, s.tensor(VIEW, x, (B, n, H, d)), (0, 2, 1, 3)))
                 sources.append((x, lambda a, n=n: a.reshape(B, n, H, d).transpose(0, 2, 1, 3)))
             case "length first":  # (S, B, H · d)
                 x = s.input(n, B, H * d, dtype=dtype)
                 moved = s.tensor(PERMUTE, s.tensor(VIEW, x, (n, B * H, d)), (1, 0, 2))
-                found.append(s.tensor(VIEW, moved, (B, H, n, d)))
+                tensors.append(s.tensor(VIEW, moved, (B, H, n, d)))
                 sources.append((x, lambda a, n=n: a.reshape(n, B, H, d).transpose(1, 2, 0, 3)))
             case _:  # (B, H, S, d)
-                found.append(s.input(B, H, n, d, dtype=dtype))
-                sources.append((found[-1], lambda a: a))
-    return found, sources
+                tensors.append(s.input(B, H, n, d, dtype=dtype))
+                sources.append((tensors[-1], lambda a: a))
+    return tensors, sources
 
 
 MASKS: dict[str, tuple[tuple[int | str, ...], bool]] = {  # shape with lengths by name, whether of bools
@@ -105,30 +105,30 @@ def build(
     added: Callable[[np.ndarray], np.ndarray] = lambda x: x
     if shape:
         sizes = tuple({"s": rows, "t": keys}.get(n, n) for n in shape)  # type: ignore[call-overload]
-        given = s.input(*sizes, dtype=BOOL if bools else dtype)
+        mask_input = s.input(*sizes, dtype=BOOL if bools else dtype)
         values = rng.uniform(size=sizes) < 0.6 if bools else rng.normal(size=sizes)
         values.reshape(-1, keys)[0] = (mask in ("bools that hide", "instead", "finite instead")) if bools else LOW
         if mask == "of keys":
             values[-1] = 1.0
-        arrays[given] = values.astype(given.dtype.numpy)
+        arrays[mask_input] = values.astype(mask_input.dtype.numpy)
         low, zero = (s.constant(np.array(x, dtype.numpy)) for x in (LOW, 0.0))
         if mask in ("bools", "bools, expanded"):
-            where = s.tensor(EXPAND, given, (B, 1, rows, keys), False) if "expanded" in mask else given
+            where = s.tensor(EXPAND, mask_input, (B, 1, rows, keys), False) if "expanded" in mask else mask_input
             scores = s.tensor("aten.add.Tensor", scores, s.tensor("aten.where.self", where, zero, low, dtype=dtype))
             added = lambda x: np.where(values, x, LOW)
         elif mask == "bools that hide":
-            chosen = s.tensor("aten.where.self", given, low, zero, dtype=dtype)
+            chosen = s.tensor("aten.where.self", mask_input, low, zero, dtype=dtype)
             scores = s.tensor("aten.add.Tensor", chosen, scores)
             added = lambda x: np.where(values, LOW, x)
         elif mask == "instead":
-            scores = s.tensor("aten.where.self", given, low, scores, dtype=dtype)
+            scores = s.tensor("aten.where.self", mask_input, low, scores, dtype=dtype)
             added = lambda x: np.where(values, LOW, x)
         elif mask == "finite instead":
-            scores = s.tensor("aten.masked_fill.Scalar", scores, given, -4.0)
+            scores = s.tensor("aten.masked_fill.Scalar", scores, mask_input, -4.0)
             added = lambda x: np.where(values, -4.0, x)
         else:
-            scores = s.tensor("aten.add.Tensor", scores, given, 1)
-            added = lambda x: x + arrays[given].astype(np.float64)
+            scores = s.tensor("aten.add.Tensor", scores, mask_input, 1)
+            added = lambda x: x + arrays[mask_input].astype(np.float64)
     soft = s.tensor("aten._softmax.default", scores, -1, False)
     if blank:
         real = s.tensor("aten.logical_not.default", s.tensor("aten.eq.Scalar", scores, LOW, dtype=BOOL))
@@ -141,13 +141,13 @@ def build(
         y = s.tensor(VIEW, y, (B, rows, H * d))
     for x, _ in sources:
         arrays.setdefault(x, rng.normal(size=x.shape).astype(dtype.numpy))
-    one, other, values_ = (split(arrays[x].astype(np.float64)) for x, split in sources)
+    queries, key_rows, value_rows = (split(arrays[x].astype(np.float64)) for x, split in sources)
     with np.errstate(invalid="ignore"):
-        logits = added(factor * one @ other.transpose(0, 1, 3, 2))
+        logits = added(factor * queries @ key_rows.transpose(0, 1, 3, 2))
         weights = np.exp(logits - logits.max(-1, keepdims=True))
         weights /= weights.sum(-1, keepdims=True)
     weights = np.where((logits == LOW).all(-1, keepdims=True), 0.0, weights) if blank else weights
-    want = weights @ values_
+    want = weights @ value_rows
     if tail == "merged":
         want = want.transpose(0, 2, 1, 3).reshape(B, rows, H * d)
     graph = s.returns(y)
@@ -155,7 +155,7 @@ def build(
 
 
 def check(b: Built, nodes: int = 1, tolerance: float = 2e-6, kind: Kind = "software") -> None:
-    """One dispatch, without permutations or masks made first; a node of attention is the last."""
+    """Check the fused graph: `nodes` nodes, attention last, and the expected result."""
     merge_views(b.graph)
     remove_dead(b.graph)
     fuse_decomposed(b.graph)
@@ -228,9 +228,9 @@ def test_what_is_almost_attention_stays(op, number, value):
 
 
 def dynamic() -> Graph:
-    """(B, S, H · 8) and a mask (B, S), both sizes live: views take them as symbolic ints."""
+    """Build attention over (B, S, H · 8) with a mask (B, S), whose views take the dynamic sizes as symbolic ints."""
     s = Sketch()
-    x, given = s.input(3, 20, 16), s.input(3, 20, dtype=BOOL)
+    x, mask = s.input(3, 20, 16), s.input(3, 20, dtype=BOOL)
     b, n = s.node("sym_size.int", x, 0), s.node("sym_size.int", x, 1)
     x = s.tensor("aten.mul.Tensor", x, s.constant(np.ones(16, np.float32)))
     outer = s.node("mul", b, 2)
@@ -241,7 +241,7 @@ def dynamic() -> Graph:
     scores = s.tensor("aten.bmm.default", s.tensor(VIEW, split, (outer, n, 8)), s.tensor(VIEW, kt, (outer, 8, n)))
     scores = s.tensor(VIEW, scores, (b, 2, n, n))
     low, zero = (s.constant(np.array(v, np.float32)) for v in (LOW, 0.0))
-    wide = s.tensor(EXPAND, s.tensor(UNSQUEEZE, s.tensor(UNSQUEEZE, given, 1), 1), (b, 1, n, n), False)
+    wide = s.tensor(EXPAND, s.tensor(UNSQUEEZE, s.tensor(UNSQUEEZE, mask, 1), 1), (b, 1, n, n), False)
     scores = s.tensor("aten.add.Tensor", scores, s.tensor("aten.where.self", wide, zero, low, dtype=F32))
     soft = s.tensor("aten._softmax.default", scores, -1, False)
     y = s.tensor("aten.bmm.default", s.tensor(VIEW, soft, (outer, n, n)), s.tensor(VIEW, split, (outer, n, 8)))
@@ -253,7 +253,7 @@ def dynamic() -> Graph:
 
 
 def test_plans_are_what_each_size_would_get():
-    """But where a size is 1: strides along it, which nothing walks, may be others."""
+    """Sizes of 1 are left out: their strides are never used and may differ."""
     for target in (Target(), replace(Target(), device_class=CLASSES["software"])):
         plans = [Planner(dynamic(), target, [True, True], plain=plain) for plain in (False, True)]
         sizes = [p for p in points(plans[0].cover()) if 1 not in p.values()]
@@ -269,54 +269,56 @@ def test_every_size_is_one_dispatch_and_right():
     rng = np.random.default_rng(1)
     for b, n in itertools.product((1, 2, 3), (1, 2, 16, 17, 20)):
         x = rng.normal(size=(b, n, 16)).astype(np.float32)
-        seen = rng.uniform(size=(b, n)) < 0.7
-        seen[:, 0] = True
-        (got,) = run_plan(plan, [x, seen], gpu)
+        visible = rng.uniform(size=(b, n)) < 0.7
+        visible[:, 0] = True
+        (got,) = run_plan(plan, [x, visible], gpu)
         q = x.astype(np.float64).reshape(b, n, 2, 8).transpose(0, 2, 1, 3)
-        weights = np.exp(q @ q.transpose(0, 1, 3, 2)) * seen[:, None, None]
+        weights = np.exp(q @ q.transpose(0, 1, 3, 2)) * visible[:, None, None]
         want = (weights / weights.sum(-1, keepdims=True) @ q).transpose(0, 2, 1, 3).reshape(b, n, 16)
         np.testing.assert_allclose(got, want, rtol=0, atol=1e-5 * np.abs(want).max())
 
 
 @pytest.mark.parametrize("shared", [False, True])
 def test_linears_of_the_same_x_are_one(shared):
-    """Unless others read one of them too."""
+    """A linear whose result is also an output stays separate."""
     s, rng, n = Sketch(), np.random.default_rng(2), 9
     x = s.input(B * n, 16)
-    given = rng.normal(size=x.shape).astype(np.float32)
-    made, wanted = [], []
+    array = rng.normal(size=x.shape).astype(np.float32)
+    projections, expected = [], []
     for bias in (True, False, True):
         weight, added = rng.normal(size=(24, 16)).astype(np.float32), rng.normal(size=24).astype(np.float32)
-        made.append(s.tensor("aten.linear.default", x, s.constant(weight), s.constant(added) if bias else None))
-        y = given.astype(np.float64) @ weight.T + (added if bias else 0)
-        wanted.append(y.reshape(B, n, H, 8).transpose(0, 2, 1, 3))
-    q, k, v = (s.tensor(PERMUTE, s.tensor(VIEW, y, (B, n, H, 8)), (0, 2, 1, 3)) for y in made)
+        projections.append(s.tensor("aten.linear.default", x, s.constant(weight), s.constant(added) if bias else None))
+        y = array.astype(np.float64) @ weight.T + (added if bias else 0)
+        expected.append(y.reshape(B, n, H, 8).transpose(0, 2, 1, 3))
+    q, k, v = (s.tensor(PERMUTE, s.tensor(VIEW, y, (B, n, H, 8)), (0, 2, 1, 3)) for y in projections)
     kt = s.tensor(VIEW, s.tensor(PERMUTE, k, (0, 1, 3, 2)), (B * H, 8, n))
     scores = s.tensor("aten.bmm.default", s.tensor(VIEW, q, (B * H, n, 8)), kt)
     soft = s.tensor("aten._softmax.default", s.tensor(VIEW, scores, (B, H, n, n)), -1, False)
     y = s.tensor("aten.bmm.default", s.tensor(VIEW, soft, (B * H, n, n)), s.tensor(VIEW, v, (B * H, n, 8)))
-    graph = s.returns(s.tensor(VIEW, y, (B, H, n, 8)), *([made[0]] if shared else []))
+    graph = s.returns(s.tensor(VIEW, y, (B, H, n, 8)), *([projections[0]] if shared else []))
     fuse_decomposed(graph)
     linears = ["aten.linear.default"] * (2 if shared else 1)
     assert [*linears, "fused(attention)"] == [n.op.name for n in graph.nodes]
-    got = run_plan(planner_of(graph, device().target).cover().plan(), [given], device())[0]
-    one, other, values = wanted
-    weights = np.exp(one @ other.transpose(0, 1, 3, 2) - (one @ other.transpose(0, 1, 3, 2)).max(-1, keepdims=True))
+    got = run_plan(planner_of(graph, device().target).cover().plan(), [array], device())[0]
+    queries, keys, values = expected
+    weights = np.exp(
+        queries @ keys.transpose(0, 1, 3, 2) - (queries @ keys.transpose(0, 1, 3, 2)).max(-1, keepdims=True)
+    )
     want = weights / weights.sum(-1, keepdims=True) @ values
     np.testing.assert_allclose(got, want, rtol=0, atol=1e-5 * np.abs(want).max())
 
 
 def test_values_that_are_scaled_with_queries_stay_scaled():
-    """What is read as queries and as values: only scores could take its factor in."""
+    """Queries and values are the same tensor: the scale may move into the scores only for queries."""
     s, n = Sketch(), 5
     x, key = s.input(B * H, n, 8), s.input(B * H, n, 8)
     both = s.tensor("aten.mul.Scalar", x, 0.5)
     scores = s.tensor("aten.bmm.default", both, s.tensor(PERMUTE, key, (0, 2, 1)))
     graph = s.returns(s.tensor("aten.bmm.default", s.tensor("aten._softmax.default", scores, -1, False), both))
     fuse_decomposed(graph)
-    given = [np.random.default_rng(k).normal(size=x.shape).astype(np.float32) for k in range(2)]
-    (got,) = run_plan(planner_of(graph, device().target).cover().plan(), given, device())
-    half, other = 0.5 * given[0].astype(np.float64), given[1].astype(np.float64)
+    arrays = [np.random.default_rng(k).normal(size=x.shape).astype(np.float32) for k in range(2)]
+    (got,) = run_plan(planner_of(graph, device().target).cover().plan(), arrays, device())
+    half, other = 0.5 * arrays[0].astype(np.float64), arrays[1].astype(np.float64)
     weights = np.exp(half @ other.transpose(0, 2, 1))
     want = weights / weights.sum(-1, keepdims=True) @ half
     np.testing.assert_allclose(got, want, rtol=0, atol=1e-5 * np.abs(want).max())
@@ -325,7 +327,7 @@ def test_values_that_are_scaled_with_queries_stay_scaled():
 @pytest.mark.parametrize("op", ["et_vk.sdpa.default", "aten.scaled_dot_product_attention.default"])
 @pytest.mark.parametrize("sizes", [(3, 3, 7, 7), (4, 2, 20, 33)], ids=str)
 def test_operators_of_attention_read_through_strides(op, sizes):
-    """Heads that share keys, a mask of bools for all heads, and what merges heads behind it."""
+    """Heads share keys, one boolean mask covers all heads, and a permutation after attention merges the heads."""
     s, rng = Sketch(), np.random.default_rng(3)
     heads, shared, rows, keys = sizes
     q, k, v = (s.input(B, n, h * 8) for h, n in ((heads, rows), (shared, keys), (shared, keys)))
@@ -336,12 +338,14 @@ def test_operators_of_attention_read_through_strides(op, sizes):
     fuse_decomposed(graph)
     assert ["fused(attention)"] == [n.op.name for n in graph.nodes]
     arrays = [rng.normal(size=x.shape).astype(np.float32) for x in (q, k, v)]
-    seen = rng.uniform(size=mask.shape) < 0.7
-    seen[..., 0] = True
-    (got,) = run_plan(planner_of(graph, device().target).cover().plan(), [*arrays, seen], device())
-    one, other, values = (a.astype(np.float64).reshape(B, a.shape[1], -1, 8).transpose(0, 2, 1, 3) for a in arrays)
-    other, values = (np.repeat(x, heads // shared, 1) for x in (other, values))
-    weights = np.exp(one @ other.transpose(0, 1, 3, 2) / math.sqrt(8)) * seen
+    visible = rng.uniform(size=mask.shape) < 0.7
+    visible[..., 0] = True
+    (got,) = run_plan(planner_of(graph, device().target).cover().plan(), [*arrays, visible], device())
+    queries, key_rows, values = (
+        a.astype(np.float64).reshape(B, a.shape[1], -1, 8).transpose(0, 2, 1, 3) for a in arrays
+    )
+    key_rows, values = (np.repeat(x, heads // shared, 1) for x in (key_rows, values))
+    weights = np.exp(queries @ key_rows.transpose(0, 1, 3, 2) / math.sqrt(8)) * visible
     want = (weights / weights.sum(-1, keepdims=True) @ values).transpose(0, 2, 1, 3).reshape(B, rows, heads * 8)
     np.testing.assert_allclose(got, want, rtol=0, atol=1e-5 * np.abs(want).max())
 

@@ -1,4 +1,4 @@
-"""Products that compute what follows them give what both give one after the other."""
+"""Products fused with the operators after them: the results stay the same."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ F32, F16 = DType.F32, DType.F16
 
 
 class Builder(products.Builder):
-    """Products of three kinds."""
+    """A graph with products of three kinds."""
 
     def product(self, x: Tensor, n: int, kind: str, *, bias: bool = False) -> Tensor:
         shape, k = (*x.shape[:-1], n), x.shape[-1]
@@ -32,7 +32,7 @@ class Builder(products.Builder):
 
 
 def run(b: Builder, joined: int | None, **limits: int) -> list[np.ndarray]:
-    """The graph's results; with `joined`, as that many nodes."""
+    """Return the graph's results; with `joined`, fuse first and expect that many nodes."""
     gpu = device(limits.pop("f16", 1) == 1)
     if joined is not None:
         fuse_elementwise(b.graph)
@@ -43,8 +43,8 @@ def run(b: Builder, joined: int | None, **limits: int) -> list[np.ndarray]:
 def residual(kind: str, m: int, k: int, n: int, dtype: DType) -> Builder:
     b = Builder(dtype)
     x, skip = b.input(m, k), b.input(m, n)
-    made = b.product(x, n, kind, bias=kind != "mm")
-    b.graph.outputs = [b.apply("aten.add.Tensor", skip, made, 2, shape=(m, n))]
+    product = b.product(x, n, kind, bias=kind != "mm")
+    b.graph.outputs = [b.apply("aten.add.Tensor", skip, product, 2, shape=(m, n))]
     return b
 
 
@@ -57,8 +57,8 @@ def swiglu(kind: str, m: int, k: int, n: int, dtype: DType) -> Builder:
 
 def activated(kind: str, m: int, k: int, n: int, dtype: DType) -> Builder:
     b = Builder(dtype)
-    made = b.product(b.input(m, k), n, kind)
-    gelu = b.apply("aten.gelu.default", made, "none", shape=(m, n))
+    product = b.product(b.input(m, k), n, kind)
+    gelu = b.apply("aten.gelu.default", product, "none", shape=(m, n))
     b.graph.outputs = [b.apply("aten.hardtanh.default", gelu, -0.05, 0.1, shape=(m, n))]
     return b
 
@@ -89,7 +89,7 @@ def test_a_weight_in_parts(kind, f16):
 
 
 def test_sizes_that_broadcast_only_in_a_call():
-    """Declared alike, but one dimension is 1 in this call: the product stands alone, and the rest follows."""
+    """A dimension is 1 only in this call: the product gets its own dispatch, and the addition broadcasts after it."""
     b = residual("linear", 4, 8, 12, F32)
     fuse_elementwise(b.graph)
     (only,) = b.graph.nodes
@@ -102,10 +102,10 @@ def test_sizes_that_broadcast_only_in_a_call():
 
 
 def viewed(kind: str, m: int, k: int, n: int, dtype: DType) -> Builder:
-    """A view, a vector for all rows, then a tensor for all of a batch: as after attention, and in a stem."""
+    """Build a product, a view, a vector added to all rows and a tensor shared by the batch, as after attention."""
     b = Builder(dtype)
-    made = b.product(b.input(m, k), n, kind)
-    view = b.apply("aten.view_copy.default", made, (2, m // 2, n), shape=(2, m // 2, n))
+    product = b.product(b.input(m, k), n, kind)
+    view = b.apply("aten.view_copy.default", product, (2, m // 2, n), shape=(2, m // 2, n))
     added = b.apply("aten.add.Tensor", view, b.constant(n, dtype=dtype), shape=(2, m // 2, n))
     positions = b.apply("aten.mul.Tensor", added, b.input(1, m // 2, n), shape=(2, m // 2, n))
     b.graph.outputs = [b.apply("aten.relu.default", positions, shape=(2, m // 2, n))]
@@ -132,13 +132,13 @@ CONVOLUTIONS = {  # x, weight, output, stride, padding, groups, transposed
 
 
 def convolution(case: str, dtype: DType) -> Builder:
-    """A residual block's end: an activation of a convolution and what came before."""
+    """Build the end of a residual block: the activation of a convolution plus the shortcut."""
     b = Builder(dtype)
     x, weight, shape, stride, padding, groups, transposed = CONVOLUTIONS[case]
-    given = (b.input(*x), b.constant(*weight, dtype=dtype), b.constant(shape[1], dtype=dtype))
+    operands = (b.input(*x), b.constant(*weight, dtype=dtype), b.constant(shape[1], dtype=dtype))
     geometry = ((stride,) * 2, (padding,) * 2, (1, 1), transposed, (0, 0), groups)
-    made = b.apply("et_vk.conv_with_clamp.default", *given, *geometry, -0.3, 0.3, shape=shape)
-    added = b.apply("aten.add.Tensor", made, b.input(*shape), shape=shape)
+    result = b.apply("et_vk.conv_with_clamp.default", *operands, *geometry, -0.3, 0.3, shape=shape)
+    added = b.apply("aten.add.Tensor", result, b.input(*shape), shape=shape)
     b.graph.outputs = [b.apply("aten.hardswish.default", added, shape=shape)]
     return b
 

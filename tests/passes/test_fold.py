@@ -1,4 +1,4 @@
-"""What depends on constants alone is computed at load; what could differ between calls is not."""
+"""Constant folding: nodes that depend on constants only are computed at load, all others stay."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from ptegpu.passes.fold import fold_constants
 
 
 def folded(graph: Graph) -> list[str]:
-    """The names of the nodes that are left."""
+    """Fold constants and return the names of the remaining nodes."""
     fold_constants(graph)
     return [n.name for n in graph.nodes]
 
 
 def constant_argument(graph: Graph, position: int) -> np.ndarray:
-    """The elements of a constant among the last node's arguments."""
+    """Return the elements of a constant among the last node's arguments."""
     argument = graph.nodes[-1].args[position]
     assert isinstance(argument, Tensor) and argument.kind == "constant" and argument.data is not None
     assert (argument.shape, argument.dtype.numpy) == (argument.data.shape, argument.data.dtype)

@@ -1,4 +1,4 @@
-"""Chains of elementwise operators become one node; what others need stays."""
+"""Fusion of elementwise chains: they become one node unless other nodes need their intermediate results."""
 
 from __future__ import annotations
 
@@ -75,9 +75,9 @@ def test_ints_and_written_states_are_left_alone() -> None:
 
 def residual(weight: str = "aten.linear.default") -> tuple[Graph, Tensor]:
     x, w, skip = tensor("x", 2, 8, kind="input"), tensor("w", 4, 8, kind="constant"), tensor("skip", kind="input")
-    made, out = tensor("made"), tensor("out")
-    nodes = [node(weight, (x, w, None), made), node("aten.add.Tensor", (skip, made, 1), out)]
-    return Graph("residual", [x, skip], [out], nodes), made
+    product, out = tensor("product"), tensor("out")
+    nodes = [node(weight, (x, w, None), product), node("aten.add.Tensor", (skip, product, 1), out)]
+    return Graph("residual", [x, skip], [out], nodes), product
 
 
 def test_a_product_computes_what_follows() -> None:
@@ -106,8 +106,8 @@ def test_of_two_products_the_last_one_computes_what_follows() -> None:
 
 
 def test_a_product_that_others_need_stays() -> None:
-    graph, made = residual()
-    graph.outputs.append(made)
+    graph, product = residual()
+    graph.outputs.append(product)
     fuse_elementwise(graph)
     assert names(graph) == ["aten.linear.default", "aten.add.Tensor"]
 

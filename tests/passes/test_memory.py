@@ -1,4 +1,4 @@
-"""Which buffer each tensor lives in: reuse by liveness, aliases for views, and nothing lost, whatever the graph."""
+"""Assignment of tensors to buffers: reuse by liveness, aliases for views, and no overwritten value in any graph."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ def names(memory: Memory, *tensors: Tensor) -> list[str]:
 
 
 def chain(s: Sketch, x: Tensor, length: int) -> list[Tensor]:
-    found = []
+    tensors = []
     for _ in range(length):
         x = s.tensor("aten.relu.default", x)
-        found.append(x)
-    return found
+        tensors.append(x)
+    return tensors
 
 
 def test_a_chain_takes_two_temporaries_in_turn() -> None:
     s = Sketch()
-    made = chain(s, s.input(8), 5)
-    assert ["temp0", "temp1", "temp0", "temp1", "temp0"] == names(planned(s.returns(made[-1])), *made)
+    tensors = chain(s, s.input(8), 5)
+    assert ["temp0", "temp1", "temp0", "temp1", "temp0"] == names(planned(s.returns(tensors[-1])), *tensors)
 
 
 def test_a_buffer_is_reused_only_after_the_node_of_its_last_use() -> None:
@@ -49,18 +49,18 @@ def test_a_buffer_is_reused_only_after_the_node_of_its_last_use() -> None:
 def test_inputs_are_never_reused() -> None:
     s = Sketch()
     x = s.input(8)
-    made = chain(s, x, 4)
-    memory = planned(s.returns(made[-1]))
+    tensors = chain(s, x, 4)
+    memory = planned(s.returns(tensors[-1]))
     assert memory.buffer_of[x].role == "input"
-    assert memory.buffer_of[x] not in [memory.buffer_of[t] for t in made]
+    assert memory.buffer_of[x] not in [memory.buffer_of[t] for t in tensors]
 
 
 def test_outputs_are_never_reused() -> None:
     s = Sketch()
-    made = chain(s, s.input(8), 6)
-    memory = planned(s.returns(made[0], made[2]))
-    kept = names(memory, made[0], made[2])
-    assert not set(kept) & set(names(memory, made[1], *made[3:]))
+    tensors = chain(s, s.input(8), 6)
+    memory = planned(s.returns(tensors[0], tensors[2]))
+    outputs = names(memory, tensors[0], tensors[2])
+    assert not set(outputs) & set(names(memory, tensors[1], *tensors[3:]))
 
 
 def test_new_values_of_states_are_never_reused() -> None:
@@ -180,13 +180,13 @@ def test_the_same_bytes_as_another_dtype_or_length_are_another_constant() -> Non
 
 def test_graphs_of_one_program_name_shared_constants_alike() -> None:
     bytes_ = np.arange(4, dtype=np.float32)
-    known: dict[ConstantKey, str] = {}
-    found = []
+    constant_names: dict[ConstantKey, str] = {}
+    buffer_names = []
     for extra in (1, 2):
         s = Sketch()
         own, shared = s.constant(np.zeros(extra, np.float32)), s.constant(bytes_)
-        found.append(names(plan_memory(s.returns(own, shared), Target(), known), own, shared))
-    assert [["constant0", "constant1"], ["constant2", "constant1"]] == found
+        buffer_names.append(names(plan_memory(s.returns(own, shared), Target(), constant_names), own, shared))
+    assert [["constant0", "constant1"], ["constant2", "constant1"]] == buffer_names
 
 
 def test_states_never_share_a_buffer() -> None:
@@ -238,7 +238,7 @@ def test_scratch_is_the_smallest_temporary_that_fits_and_is_idle() -> None:
 
 @st.composite
 def graphs(draw: st.DrawFn) -> Graph:
-    """Unary and binary nodes, joins, halves, views and writes in place, on values drawn from all there are."""
+    """Draw unary and binary nodes, concatenations, slices, views and in-place writes of random earlier values."""
     s = Sketch()
     values = [s.input(4), s.input(6), s.constant(np.ones(4, np.float32)), s.state(4), s.state(4)]
     states = values[-2:]
@@ -256,22 +256,22 @@ def graphs(draw: st.DrawFn) -> Graph:
             y = draw(st.sampled_from(values))
             same = x.shape == y.shape
             values.append(s.tensor("aten.add.Tensor", x, y) if same else s.tensor("aten.cat.default", (x, y)))
-        elif x.kind not in ("input", "constant"):  # those are copied first, by `build`
+        elif x.kind not in ("input", "constant"):  # `build` copies those before a write
             others = [v for v in alike if v is not x]
             if others:
                 s.node(OVERWRITE, x, draw(st.sampled_from(others)))
-    made = [v for v in values if v.kind == "temp"]
+    temporaries = [v for v in values if v.kind == "temp"]
     for state in states:
-        fitting = [v for v in made if v.shape == state.shape]
+        fitting = [v for v in temporaries if v.shape == state.shape]
         if fitting and draw(st.booleans()):
             s.graph.writebacks.append((state, draw(st.sampled_from(fitting))))
-    return s.returns(*(draw(st.lists(st.sampled_from(made), max_size=3)) if made else ()))
+    return s.returns(*(draw(st.lists(st.sampled_from(temporaries), max_size=3)) if temporaries else ()))
 
 
 @settings(max_examples=400, deadline=None)
 @given(graphs())
 def test_every_read_finds_the_value_it_should(graph: Graph) -> None:
-    """Runs the graph twice on names of values: each tensor by itself, and all in their buffers."""
+    """Simulate the graph on names of values, with a place per tensor and with the planned buffers, and compare."""
     memory = planned(graph)
     by_itself: dict[Tensor, str] = {}
     in_buffer: dict[str, str] = {}

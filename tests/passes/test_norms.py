@@ -1,4 +1,4 @@
-"""Products of the norm of few rows compute it themselves; they give what they give after it."""
+"""Norms fused into the products of their few rows: the results stay the same."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tests.cases import close, device, plan_of, run_plan
 from tests.passes import products
-from tests.passes.products import MANY, TOLERANCE, Builder, run
+from tests.passes.products import MANY_BUFFERS, TOLERANCE, Builder, run
 from tests.passes.test_siblings import LINEAR, SIZES, WAYS, labels, launched
 
 from ptegpu.dtypes import DType
@@ -28,10 +28,12 @@ join, same = partial(products.join, passes=PASSES), partial(products.same, passe
 
 
 class Normed(Builder):
-    """A graph that begins with the norm `y` of an input `x`, in which each row has another magnitude."""
+    """A graph that starts with the norm `y` of an input `x` whose rows differ in magnitude."""
 
-    def __init__(self, m: int, k: int, *, weight: DType | None = None, magnitude: float = 1.0, **how: DType) -> None:
-        super().__init__(**how)
+    def __init__(
+        self, m: int, k: int, *, weight: DType | None = None, magnitude: float = 1.0, **options: DType
+    ) -> None:
+        super().__init__(**options)
         self.x = self.input(m, k)
         self.arrays[0] *= (magnitude * np.arange(1, m + 1, dtype=np.float32)[:, None]).astype(self.dtype.numpy)
         self.y = self.norm(self.x, weight)
@@ -43,34 +45,34 @@ class Normed(Builder):
         return self.apply("aten.add.Tensor", a, b, 1, shape=a.shape)
 
 
-def single(m: int, k: int, ns: tuple[int, ...], group: int, *, bias: bool = False, **how: object) -> Normed:
-    b = Normed(m, k, **how)  # type: ignore[arg-type]
+def single(m: int, k: int, ns: tuple[int, ...], group: int, *, bias: bool = False, **options: object) -> Normed:
+    b = Normed(m, k, **options)  # type: ignore[arg-type]
     b.graph.outputs = [b.linear(b.y, ns[0], group, bias=bias)]
     return b
 
 
-def residual(m: int, k: int, ns: tuple[int, ...], group: int, *, bias: bool = False, **how: object) -> Normed:
-    b = Normed(m, k, **how)  # type: ignore[arg-type]
+def residual(m: int, k: int, ns: tuple[int, ...], group: int, *, bias: bool = False, **options: object) -> Normed:
+    b = Normed(m, k, **options)  # type: ignore[arg-type]
     b.graph.outputs = [b.added(b.input(m, ns[0]), b.linear(b.y, ns[0], group, bias=bias))]
     return b
 
 
-def projections(m: int, k: int, ns: tuple[int, ...], group: int, *, bias: bool = False, **how: object) -> Normed:
-    """Those of queries, keys and values; biases for all but the last."""
-    b = Normed(m, k, **how)  # type: ignore[arg-type]
+def projections(m: int, k: int, ns: tuple[int, ...], group: int, *, bias: bool = False, **options: object) -> Normed:
+    """Build the projections of queries, keys and values, with biases for all but the last."""
+    b = Normed(m, k, **options)  # type: ignore[arg-type]
     b.graph.outputs = [b.linear(b.y, n, group, bias=bias and n is not ns[-1]) for n in ns]
     return b
 
 
-def swiglu(m: int, k: int, ns: tuple[int, ...], group: int, *, bias: bool = False, **how: object) -> Normed:
-    b = Normed(m, k, **how)  # type: ignore[arg-type]
+def swiglu(m: int, k: int, ns: tuple[int, ...], group: int, *, bias: bool = False, **options: object) -> Normed:
+    b = Normed(m, k, **options)  # type: ignore[arg-type]
     gate, up = (b.linear(b.y, ns[0], group, bias=bias) for _ in range(2))
     b.graph.outputs = [b.gated(gate, up)]
     return b
 
 
 MAKERS = [single, residual, projections, swiglu]
-PRODUCTS = {single: 1, residual: 1, projections: 3, swiglu: 2}  # dispatches of each where nothing is joined
+PRODUCTS = {single: 1, residual: 1, projections: 3, swiglu: 2}  # dispatches of each without fusion
 
 
 @pytest.mark.slow
@@ -78,20 +80,20 @@ PRODUCTS = {single: 1, residual: 1, projections: 3, swiglu: 2}  # dispatches of 
 @pytest.mark.parametrize("make", MAKERS)
 def test_rows_of_every_number_and_length(make, size):
     m, k, ns, _ = size
-    one = m <= packed_gemv.MAX_ROWS
+    is_fused = m <= packed_gemv.MAX_ROWS
     products = len(ns) if make is projections else PRODUCTS[make]
-    same(lambda: make(*size, bias=k > 64), 1 if one else 1 + products)
+    same(lambda: make(*size, bias=k > 64), 1 if is_fused else 1 + products)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("f16", [True, False])
 @pytest.mark.parametrize(
-    "how", [{"dtype": F16}, {"dtype": F16, "weight": F32}, {"weight": F16}, {"dtype": F16, "scales": F32}], ids=str
+    "options", [{"dtype": F16}, {"dtype": F16, "weight": F32}, {"weight": F16}, {"dtype": F16, "scales": F32}], ids=str
 )
 @pytest.mark.parametrize("m", [1, 3, 12])
-def test_halves(m, how, f16):
+def test_halves(m, options, f16):
     for make in (residual, projections, swiglu):
-        same(lambda make=make: make(m, 68, (20, 11, 8), 4, bias=True, **how), None, f16=f16)
+        same(lambda make=make: make(m, 68, (20, 11, 8), 4, bias=True, **options), None, f16=f16)
 
 
 FEATURES = {"f16": False, "subgroups": False, "limits": "browser"}
@@ -100,15 +102,15 @@ FEATURES = {"f16": False, "subgroups": False, "limits": "browser"}
 @pytest.mark.slow
 @pytest.mark.parametrize("size", SIZES[::2], ids=str)
 def test_in_a_browser(size):
-    """Of 8 storage buffers, the norm and two products take 8; a pair takes 7, and 9 with two biases."""
+    """The limit is 8 storage buffers: the norm and two products need 8, a pair needs 7, or 9 with two biases."""
     m, _, ns, _ = size
-    one = m <= packed_gemv.MAX_ROWS
-    same(lambda: single(*size, bias=True), 1 if one else 2, **FEATURES)
-    same(lambda: residual(*size, bias=True), 1 if one else 2, **FEATURES)
-    same(lambda: projections(*size), -(-len(ns) // 2) if one else 1 + len(ns), **FEATURES)
+    is_fused = m <= packed_gemv.MAX_ROWS
+    same(lambda: single(*size, bias=True), 1 if is_fused else 2, **FEATURES)
+    same(lambda: residual(*size, bias=True), 1 if is_fused else 2, **FEATURES)
+    same(lambda: projections(*size), -(-len(ns) // 2) if is_fused else 1 + len(ns), **FEATURES)
     same(lambda: projections(*size, bias=True), None, **FEATURES)
-    same(lambda: swiglu(*size), 1 if one else 3, **FEATURES)
-    same(lambda: swiglu(*size, bias=True), 2 if one else 3, **FEATURES)
+    same(lambda: swiglu(*size), 1 if is_fused else 3, **FEATURES)
+    same(lambda: swiglu(*size, bias=True), 2 if is_fused else 3, **FEATURES)
 
 
 @pytest.mark.slow
@@ -150,23 +152,23 @@ def test_weights_of_bytes(m):
 @pytest.mark.parametrize("make", MAKERS)
 @pytest.mark.parametrize("m", range(2, 9))
 def test_every_number_of_rows(make, m):
-    """A kernel for up to so many rows computes and stores those that there are."""
+    """A kernel for a maximum number of rows computes and stores only the rows of the call."""
     same(lambda: make(m, 40, (9, 12), 8, bias=True), 1, subgroups=m % 2 == 0)
 
 
 @pytest.mark.parametrize("make", MAKERS)
 def test_a_weight_in_parts(make):
-    for how in ({}, {"dtype": F16}):
-        same(lambda how=how: make(2, 64, (40, 8), 32, **how), None, max_binding_bytes=640, f16=False)
+    for options in ({}, {"dtype": F16}):
+        same(lambda options=options: make(2, 64, (40, 8), 32, **options), None, max_binding_bytes=640, f16=False)
 
 
 def weights(node: Node) -> np.ndarray:
-    """Those of a product, [N, K] in float64."""
+    """Return the weights of a product, (N, K), in float64."""
     x, packed, scales, group, *_ = node.args
     k = x.shape[-1]  # type: ignore[union-attr]
     pairs = packed.data  # type: ignore[union-attr]
-    whole = np.stack([pairs & 15, pairs >> 4], axis=-1).reshape(len(pairs), -1)[:, :k].astype(np.float64) - 8
-    return whole * np.repeat(scales.data.T.astype(np.float64), group, axis=1)[: len(pairs), :k]  # type: ignore[union-attr]
+    quantized = np.stack([pairs & 15, pairs >> 4], axis=-1).reshape(len(pairs), -1)[:, :k].astype(np.float64) - 8
+    return quantized * np.repeat(scales.data.T.astype(np.float64), group, axis=1)[: len(pairs), :k]  # type: ignore[union-attr]
 
 
 @pytest.mark.slow
@@ -177,39 +179,39 @@ def test_as_in_float64(size, magnitude):
     norm, *products = b.graph.nodes
     x, g = b.arrays[0].astype(np.float64), norm.args[1].data.astype(np.float64)  # type: ignore[union-attr]
     y = x / np.sqrt((x * x).mean(-1, keepdims=True) + EPS) * g
-    wanted = [y @ weights(n).T for n in products]
+    expected = [y @ weights(n).T for n in products]
     got, count = run(b, PASSES)
     assert count == 1
-    for a, w in zip(got, wanted, strict=True):
+    for a, w in zip(got, expected, strict=True):
         np.testing.assert_allclose(a, w, rtol=0, atol=TOLERANCE[F32] * float(np.abs(w).max()))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("make", MAKERS)
 def test_live_rows(make):
-    """One plan, for at most 12 rows, at fewer and at none."""
+    """A plan for at most 12 rows runs with fewer and with none."""
     b, gpu = make(12, 64, (20, 12, 12), 32), device()
     join(b)
     plan = plan_of(b.graph, gpu.target, dynamic=True)
-    wanted, _ = run(make(12, 64, (20, 12, 12), 32), ())
+    expected_rows, _ = run(make(12, 64, (20, 12, 12), 32), ())
     counts = []
     for m in (12, 1, 8, 0, 3, 12):
-        given = [a[:m] for a in b.arrays]
-        counts.append(launched(plan, given))
-        for got, want in zip(run_plan(plan, given, gpu), wanted, strict=True):
+        inputs = [a[:m] for a in b.arrays]
+        counts.append(launched(plan, inputs))
+        for got, want in zip(run_plan(plan, inputs, gpu), expected_rows, strict=True):
             close(got, want[:m], TOLERANCE[F32])
     assert counts == [1 + PRODUCTS[make], 1, 1, 0, 1, 1 + PRODUCTS[make]]
 
 
-def last(batch: int, length: int, k: int, index: int = -1, *, kept: bool = False, **how: object) -> Normed:
-    """A product of the norm of one row of each batch, as of the last token of a prompt."""
+def last(batch: int, length: int, k: int, index: int = -1, *, returned: bool = False, **options: object) -> Normed:
+    """Build a product of the norm of one row per batch, such as the last token of a prompt."""
     b = Normed(1, 4)
     b.graph.nodes.clear()
     b.graph.inputs.clear()
     b.arrays.clear()
     x = b.input(batch, length, k)
     row = b.apply("aten.select_copy.int", x, 1, index, shape=(batch, k))
-    b.graph.outputs = [b.linear(b.norm(row), 12, 4, **how), *([row] if kept else [])]  # type: ignore[arg-type]
+    b.graph.outputs = [b.linear(b.norm(row), 12, 4, **options), *([row] if returned else [])]  # type: ignore[arg-type]
     return b
 
 
@@ -220,20 +222,20 @@ def test_a_row_of_a_larger_tensor(k, staged, monkeypatch):
     for index in (-1, 0, 3):
         same(lambda index=index: last(1, 5, k, index), 1)
     same(lambda: last(1, 1, k), 1)
-    same(lambda: last(2, 5, k), 2)  # whose rows lie apart
-    same(lambda: last(1, 5, k, kept=True), None)
+    same(lambda: last(2, 5, k), 2)  # the rows are not contiguous
+    same(lambda: last(1, 5, k, returned=True), None)
 
 
 def test_a_row_that_is_an_output_stays() -> None:
     assert join(last(1, 5, 64)) == ["fused(select_copy+rms_norm+linear_q4gsw)"]
-    assert join(last(1, 5, 64, kept=True)) == ["aten.select_copy.int", "fused(rms_norm+linear_q4gsw)"]
+    assert join(last(1, 5, 64, returned=True)) == ["aten.select_copy.int", "fused(rms_norm+linear_q4gsw)"]
 
 
 def test_labels_name_the_calls_that_a_dispatch_serves() -> None:
     b = projections(1, 64, (8, 4, 4), 32)
     assert join(b) == ["fused(rms_norm+linear_q4gsw+linear_q4gsw+linear_q4gsw)"]
     assert b.graph.nodes[0].name == f"{NORM} #0, {LINEAR} #1, {LINEAR} #2, {LINEAR} #3"
-    assert labels(b, MANY) == [f"{NORM} #0, {LINEAR} #1, {LINEAR} #2, {LINEAR} #3"]
+    assert labels(b, MANY_BUFFERS) == [f"{NORM} #0, {LINEAR} #1, {LINEAR} #2, {LINEAR} #3"]
     assert labels(b, Target()) == [f"{NORM} #0, {LINEAR} #1, {LINEAR} #2", f"{NORM} #0, {LINEAR} #3"]
     b = projections(9, 64, (8, 4), 32)
     join(b)
@@ -267,14 +269,14 @@ def test_a_norm_moves_down_to_its_products() -> None:
 
 
 def test_layers_one_after_the_other() -> None:
-    """Each norm joins its own products, and the rows it reads are added to their result."""
+    """Each norm fuses with its own products, which also add the rows that the norm reads."""
 
     def make() -> Builder:
         b = Normed(1, 64)
         h = b.added(b.x, b.linear(b.y, 64))
         y = b.norm(h)
-        made = b.gated(b.linear(y, 24, 8), b.linear(y, 24, 8))
-        b.graph.outputs = [b.added(h, b.linear(made, 64, 8))]
+        gated = b.gated(b.linear(y, 24, 8), b.linear(y, 24, 8))
+        b.graph.outputs = [b.added(h, b.linear(gated, 64, 8))]
         return b
 
     assert join(make()) == [
@@ -286,7 +288,7 @@ def test_layers_one_after_the_other() -> None:
 
 
 def test_products_that_also_add_the_norm_itself() -> None:
-    """One node still, which computes the norm first."""
+    """They fuse into one node, which computes the norm first."""
 
     def make() -> Builder:
         b = Normed(2, 64)
@@ -310,14 +312,14 @@ def writeback(b: Normed) -> None:
 
 
 def x_that_is_written(b: Normed) -> None:
-    made = (Tensor("s", F32, b.x.shape),)
-    b.graph.nodes.insert(1, Node(REGISTRY["aten.sigmoid.default"], (b.x,), made, "write", (b.x,)))
+    outs = (Tensor("s", F32, b.x.shape),)
+    b.graph.nodes.insert(1, Node(REGISTRY["aten.sigmoid.default"], (b.x,), outs, "write", (b.x,)))
 
 
 def weight_that_varies(b: Normed) -> None:
-    given = Tensor("g", F32, (b.x.shape[-1],), "input")
-    b.graph.inputs.append(given)
-    b.graph.nodes[0].args = (b.x, given, EPS)
+    weight = Tensor("g", F32, (b.x.shape[-1],), "input")
+    b.graph.inputs.append(weight)
+    b.graph.nodes[0].args = (b.x, weight, EPS)
 
 
 def other_norm(b: Normed) -> None:

@@ -1,4 +1,4 @@
-"""Products that read a matrix where it is give what they give when it is moved first."""
+"""Products that read a permuted or repeated operand in place: the results are the same as with a copy."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def values(*shape: int) -> np.ndarray:
 
 
 def repeated(s: Sketch, batch: object, k: int, n: int) -> tuple[Tensor, np.ndarray]:
-    """A linear's weight as exporters leave it where its input was permuted: turned, and one for each of the batch."""
+    """Return a transposed weight repeated for each batch, as exporters write a linear with a permuted input."""
     weight = values(n, k)
     turned = s.tensor(EXPAND, s.tensor(PERMUTE, s.constant(weight), (1, 0)), (batch, k, n), False)  # type: ignore[arg-type]
     return s.tensor(VIEW, turned, (batch, k, n)), weight.T.astype(np.float64)  # type: ignore[arg-type]
 
 
 def moved(s: Sketch, batch: int, k: int, n: int) -> tuple[Tensor, np.ndarray]:
-    """Keys turned for a product with queries."""
+    """Return keys transposed for a product with queries."""
     x = s.input(batch, n, k)
     return s.tensor(PERMUTE, x, (0, 2, 1)), None  # type: ignore[return-value]
 
@@ -85,17 +85,17 @@ def test_a_batch_of_any_size():
     fuse_operands(graph)
     plan = Planner(graph, device().target, [True]).cover().plan()
     for n in (1, 2, 4):
-        given = values(n, 3, 8)
-        (got,) = run_plan(plan, [given], device())
-        np.testing.assert_allclose(got, given @ weight, rtol=0, atol=1e-5)
+        array = values(n, 3, 8)
+        (got,) = run_plan(plan, [array], device())
+        np.testing.assert_allclose(got, array @ weight, rtol=0, atol=1e-5)
 
 
 def other(change: str) -> Graph:
     s = Sketch()
     x = s.input(2, 3, 8)
-    if change == "sliced":  # columns of a wider matrix: no kernel takes their distance
+    if change == "sliced":  # columns of a wider matrix: no kernel supports their stride
         b = s.tensor("aten.slice_copy.Tensor", s.input(2, 8, 20), 2, 4, 16)
-    else:  # heads beside each other
+    else:  # interleaved heads
         b = s.tensor(PERMUTE, s.input(8, 2, 12), (1, 0, 2))
     return s.returns(s.tensor("aten.bmm.default", x, b))
 

@@ -1,4 +1,4 @@
-"""Products of the same x become one node, and for few rows one dispatch; they give what they give apart."""
+"""Products of the same x: they become one node, and one dispatch for few rows, with the same results."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tests.cases import close, device, plan_of, run_plan, sizes_of
 from tests.passes import products
-from tests.passes.products import MANY, TOLERANCE, Builder, run
+from tests.passes.products import MANY_BUFFERS, TOLERANCE, Builder, run
 
 from ptegpu.dtypes import DType
 from ptegpu.graph.graph import Node, Tensor
@@ -26,31 +26,31 @@ PASSES = (fuse_siblings,)
 join, same = partial(products.join, passes=PASSES), partial(products.same, passes=PASSES)
 
 
-def projections(m: int, k: int, sizes: tuple[int, ...], group: int, *, bias: bool = False, **how: DType) -> Builder:
-    """Those of queries, keys and values; biases for all but the last."""
-    b = Builder(**how)
+def projections(m: int, k: int, sizes: tuple[int, ...], group: int, *, bias: bool = False, **options: DType) -> Builder:
+    """Build the projections of queries, keys and values, with biases for all but the last."""
+    b = Builder(**options)
     x = b.input(m, k)
     last = len(sizes) - 1
     b.graph.outputs = [b.linear(x, n, group, bias=bias and k < last) for k, n in enumerate(sizes)]
     return b
 
 
-def swiglu(m: int, k: int, n: int, group: int, *, bias: bool = False, **how: DType) -> Builder:
-    b = Builder(**how)
+def swiglu(m: int, k: int, n: int, group: int, *, bias: bool = False, **options: DType) -> Builder:
+    b = Builder(**options)
     x = b.input(m, k)
     gate, up = b.linear(x, n, group, bias=bias), b.linear(x, n, group, bias=bias)
     b.graph.outputs = [b.gated(gate, up)]
     return b
 
 
-def geglu(m: int, k: int, n: int, group: int, **how: DType) -> Builder:
-    """The product that finishes is the gate, and something else of the same shape is added."""
-    b = Builder(**how)
+def geglu(m: int, k: int, n: int, group: int, **options: DType) -> Builder:
+    """Build GeGLU whose last product is the gate, and add another tensor of the same shape."""
+    b = Builder(**options)
     x, skip = b.input(m, k), b.input(m, n)
     up, gate = b.linear(x, n, group, bias=True), b.linear(x, n, group)
     gelu = b.apply("aten.gelu.default", gate, "tanh", shape=(m, n))
-    made = b.apply("aten.mul.Tensor", gelu, up, shape=(m, n))
-    b.graph.outputs = [b.apply("aten.add.Tensor", made, skip, 1, shape=(m, n))]
+    gated = b.apply("aten.mul.Tensor", gelu, up, shape=(m, n))
+    b.graph.outputs = [b.apply("aten.add.Tensor", gated, skip, 1, shape=(m, n))]
     return b
 
 
@@ -87,23 +87,23 @@ def test_pairs(size):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("f16", [True, False])
-@pytest.mark.parametrize("how", [{"dtype": F16}, {"dtype": F16, "scales": F32}, {"scales": F16}], ids=str)
+@pytest.mark.parametrize("options", [{"dtype": F16}, {"dtype": F16, "scales": F32}, {"scales": F16}], ids=str)
 @pytest.mark.parametrize("m", [1, 12])
-def test_halves(m, how, f16):
-    same(lambda: projections(m, 64, (20, 11), 32, bias=True, **how), None, f16=f16)
-    same(lambda: swiglu(m, 64, 21, 32, bias=True, **how), None, f16=f16)
+def test_halves(m, options, f16):
+    same(lambda: projections(m, 64, (20, 11), 32, bias=True, **options), None, f16=f16)
+    same(lambda: swiglu(m, 64, 21, 32, bias=True, **options), None, f16=f16)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("size", SIZES[::2], ids=str)
 def test_in_a_browser(size):
-    """Of 8 storage buffers, x and two products take 7, with a bias 8, with two 9; a pair takes 6 to 8."""
+    """The limit is 8 storage buffers: two products need 7, with biases 8 or 9; a pair needs 6 to 8."""
     m, k, ns, group = size
     features = {"f16": False, "subgroups": False, "limits": "browser"}
-    one = m <= packed_gemv.MAX_ROWS
-    same(lambda: projections(*size), -(-len(ns) // 2) if one else len(ns), **features)
-    same(lambda: projections(m, k, (ns[1],) * 4, group, bias=True), 3 if one else 4, **features)
-    same(lambda: swiglu(m, k, ns[0], group, bias=True), 1 if one else 2, **features)
+    is_fused = m <= packed_gemv.MAX_ROWS
+    same(lambda: projections(*size), -(-len(ns) // 2) if is_fused else len(ns), **features)
+    same(lambda: projections(m, k, (ns[1],) * 4, group, bias=True), 3 if is_fused else 4, **features)
+    same(lambda: swiglu(m, k, ns[0], group, bias=True), 1 if is_fused else 2, **features)
 
 
 def test_workgroups_of_128():
@@ -153,38 +153,38 @@ def test_rows_that_are_no_whole_words():
 
 @pytest.mark.parametrize("make", [projections, swiglu])
 def test_a_weight_in_parts(make):
-    """One that is too large for a binding is computed on its own, in parts."""
+    """A product whose weight exceeds a binding gets dispatches of its own, one per part."""
     sizes = (40, 8) if make is projections else 40
     same(lambda: make(2, 64, sizes, 32), None, max_binding_bytes=640)
 
 
 def launched(plan: Plan, inputs: list[np.ndarray]) -> int:
-    """How many dispatches there are for these inputs."""
+    """Count the dispatches for these inputs."""
     return sum(0 not in d.grid for d in plan_at(plan, *sizes_of(inputs)).dispatches)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("make", [lambda m: projections(m, 64, (20, 12, 12), 32), lambda m: swiglu(m, 64, 21, 32)])
 def test_live_rows(make):
-    """One plan, for at most 12 rows, at fewer and at none."""
+    """A plan for at most 12 rows runs with fewer and with none."""
     b, gpu = make(12), device()
     join(b)
     plan = plan_of(b.graph, gpu.target, dynamic=True)
-    (whole,) = b.arrays
+    (x,) = b.arrays
     counts = []
     for m in (12, 1, 8, 0, 3, 12):
-        counts.append(launched(plan, [whole[:m]]))
+        counts.append(launched(plan, [x[:m]]))
         c = make(12)
         fuse_elementwise(c.graph)
-        c.arrays = [whole]
-        wanted, _ = run(c, ())
-        for got, want in zip(run_plan(plan, [whole[:m]], gpu), wanted, strict=True):
+        c.arrays = [x]
+        expected_rows, _ = run(c, ())
+        for got, want in zip(run_plan(plan, [x[:m]], gpu), expected_rows, strict=True):
             close(got, want[:m], TOLERANCE[F32])
-    many = len(b.graph.nodes[0].outs)
-    assert counts == [many, 1, 1, 0, 1, many]
+    products = len(b.graph.nodes[0].outs)
+    assert counts == [products, 1, 1, 0, 1, products]
 
 
-def labels(b: Builder, target: Target = MANY) -> list[str]:
+def labels(b: Builder, target: Target = MANY_BUFFERS) -> list[str]:
     plan: Plan = plan_of(b.graph, target)
     return [d.label for d in plan.dispatches]
 
@@ -218,11 +218,11 @@ def test_a_joined_node_has_the_arguments_and_results_of_all() -> None:
 
 
 def test_a_joined_graph_can_be_printed_and_compared() -> None:
-    """Its text has all that it was made of, so that equal graphs have equal texts."""
+    """Its text contains all its members, so equal graphs have equal texts."""
     b, same, other = swiglu(1, 64, 8, 32), swiglu(1, 64, 8, 32), swiglu(1, 64, 8, 16)
     before = [repr(n) for n in b.graph.nodes]
-    for made in (b, same, other):
-        join(made)
+    for builder in (b, same, other):
+        join(builder)
     assert repr(b.graph) == repr(same.graph) != repr(other.graph)
     assert all(line in repr(b.graph) for line in before)
     (only,) = b.graph.nodes
@@ -281,9 +281,9 @@ def other_operator(b: Builder, x: Tensor) -> None:
 def weight_that_varies(b: Builder, x: Tensor) -> None:
     b.linear(x, 8)
     x, weight, *rest = b.graph.nodes[-1].args  # type: ignore[assignment]
-    given = Tensor("weight", U8, weight.max_shape, "input")  # type: ignore[union-attr]
-    b.graph.inputs.append(given)
-    b.graph.nodes[-1].args = (x, given, *rest)
+    varying = Tensor("weight", U8, weight.max_shape, "input")  # type: ignore[union-attr]
+    b.graph.inputs.append(varying)
+    b.graph.nodes[-1].args = (x, varying, *rest)
 
 
 def x_that_is_written(b: Builder, x: Tensor) -> None:
@@ -321,7 +321,7 @@ def test_what_differs_stays_apart(add):
 
 
 def test_a_first_result_that_others_use_is_stored() -> None:
-    """Then the two are no pair: the second one waits for it."""
+    """The two products do not pair: the second one reads the stored result."""
     b = swiglu(1, 64, 8, 32)
     b.graph.outputs.append(b.graph.nodes[0].outs[0])
     assert join(b) == [LINEAR, "fused(linear_q4gsw+sigmoid+mul+mul)"]

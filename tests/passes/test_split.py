@@ -1,4 +1,4 @@
-"""Constants above the binding limit: parts within it, no copies, and a loud no to whoever cannot take them."""
+"""Constants above the binding limit: parts that fit, without copies, and errors for operators that need them whole."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Views that change nothing go, equal ones are one; what is written or returned stays."""
+"""Removal of views: identities go, equal views merge, written and returned ones stay."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def test_what_changes_nothing_goes():
 def test_equal_ones_are_one():
     s = Sketch()
     x = s.input(2, 3)
-    one, other = s.tensor(PERMUTE, x, (1, 0)), s.tensor(PERMUTE, x, (1, 0))
+    first, second = s.tensor(PERMUTE, x, (1, 0)), s.tensor(PERMUTE, x, (1, 0))
     turned = s.tensor(VIEW, x, (3, 2))
-    total = s.tensor("aten.add.Tensor", s.tensor("aten.add.Tensor", one, other), turned)
+    total = s.tensor("aten.add.Tensor", s.tensor("aten.add.Tensor", first, second), turned)
     graph = s.returns(total)
     assert [PERMUTE, VIEW, "aten.add.Tensor", "aten.add.Tensor"] == left(graph)
     assert graph.nodes[2].args[0] is graph.nodes[2].args[1]

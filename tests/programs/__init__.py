@@ -1,4 +1,4 @@
-"""One table of whole programs, with two uses: the tests, and saving them to run where PyTorch is not."""
+"""The table of whole programs, for the tests and for saving them to run without PyTorch."""
 
 from __future__ import annotations
 
@@ -21,5 +21,5 @@ FEW = ["bert", "several outputs at every size", "state", "cond", "every kind of 
 @cache
 @one_thread()
 def program(name: str) -> Program:
-    """Exported, with calls and PyTorch's answers, by its name in the table."""
+    """Return an exported program of the table with its calls and PyTorch's answers."""
     return PROGRAMS[name].program(name)

@@ -1,4 +1,4 @@
-"""Language models through `export_llm`: a prompt, tokens one by one and several at once, over keys and values kept."""
+"""Language models through `export_llm`: a prompt, then single tokens and several at once, over a key-value cache."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.zoo.checkpoints import TOKENS, write
 
 from .making import HALF, Inputs, answered
 
-ROUNDED = 3e-2  # a single activation that is rounded to 8 bits the other way moves a logit by 1e-2
+ROUNDED = 3e-2  # one activation rounded to 8 bits the other way changes a logit by 1e-2
 CONTEXT = 256
 CHUNKS = [3, 1, 1, 4, 3]
 
@@ -42,7 +42,7 @@ class Decoder:
         return answered(program, {"forward": self.eager()}, {"forward": calls()}, state=True, wide=widening)
 
     def eager(self) -> nn.Module:
-        """With the weights as they are stored."""
+        """Return the decoder in PyTorch, with the weights as they are stored."""
         with self.checkpoint() as folder:
             return load_decoder(folder, self.options)[0]
 
@@ -53,16 +53,16 @@ class Decoder:
 
 
 def calls() -> list[Inputs]:
-    """Tokens and the position of the first; at last, other ones over what was kept."""
-    found, first = [], 0
+    """Return tokens and the position of the first; the last call overwrites part of the cache."""
+    inputs, first = [], 0
     for count in CHUNKS:
-        found.append((torch.tensor([TOKENS[first : first + count]]), torch.tensor([first])))
+        inputs.append((torch.tensor([TOKENS[first : first + count]]), torch.tensor([first])))
         first += count
-    return [*found, (torch.tensor([TOKENS[-5:]]), torch.tensor([4]))]
+    return [*inputs, (torch.tensor([TOKENS[-5:]]), torch.tensor([4]))]
 
 
 def wide(decoder: nn.Module) -> nn.Module:
-    """In float64, with the weights that the stored ones stand for."""
+    """Return the decoder in float64 with dequantized weights."""
     decoder = copy.deepcopy(decoder)
     for name, module in list(decoder.named_modules()):
         new: nn.Module

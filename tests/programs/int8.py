@@ -1,4 +1,4 @@
-"""A MobileNet through PT2E: with activations and weights in int8, and with weights only."""
+"""A MobileNet through PT2E: with activations and weights in int8, and with int8 weights only."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ def weights() -> Any:
 
 @dataclass(frozen=True)
 class Quantized:
-    """PyTorch's own answers are taken: what was quantized cannot be widened."""
+    """A quantized MobileNet, answered by PyTorch as it is: it has no float64 version."""
 
     quantizer: Callable[[], Any]
     delegate: bool = True
-    known: Mapping[str, Any] = field(default_factory=dict)
+    expectations: Mapping[str, Any] = field(default_factory=dict)
 
     def program(self, name: str) -> Program:
         torch.manual_seed(0)
@@ -46,14 +46,18 @@ class Quantized:
                 observed(*inputs)
             converted = convert_pt2e(observed)
         data = export(converted, calls[0], delegate=self.delegate)
-        return answered(Program(name, data, (), **self.known), {"forward": converted}, {"forward": calls}, wide=None)
+        return answered(
+            Program(name, data, (), **self.expectations), {"forward": converted}, {"forward": calls}, wide=None
+        )
 
 
 CONVOLUTIONS = {"et_vk.q8ta_conv2d.default": 1, "et_vk.q8ta_conv2d_dw.default": 2, "et_vk.q8ta_conv2d_pw.default": 4}
 OTHERS = {"et_vk.q8ta_add.default": 2, "et_vk.q8ta_relu.default": 2, "et_vk.q8ta_linear.default": 1}
 
 QUANTIZED = {
-    "mobilenet in int8": Quantized(everywhere, known={"tolerance": INT8, "operators": CONVOLUTIONS | OTHERS}),
-    "mobilenet in int8, undelegated": Quantized(everywhere, delegate=False, known={"tolerance": INT8}),
-    "mobilenet with weights in int8": Quantized(weights, known={"operators": {"aten._weight_int8pack_mm.default": 1}}),
+    "mobilenet in int8": Quantized(everywhere, expectations={"tolerance": INT8, "operators": CONVOLUTIONS | OTHERS}),
+    "mobilenet in int8, undelegated": Quantized(everywhere, delegate=False, expectations={"tolerance": INT8}),
+    "mobilenet with weights in int8": Quantized(
+        weights, expectations={"operators": {"aten._weight_int8pack_mm.default": 1}}
+    ),
 }

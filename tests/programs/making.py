@@ -1,4 +1,4 @@
-"""An entry of the table to a program: exported, with PyTorch's answers in float64 to calls whose inputs all matter."""
+"""Programs from entries of the table: exported, with PyTorch's float64 answers to calls whose inputs all matter."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from tests.zoo.modules import lively
 
 Inputs = tuple[Any, ...]
 HALF = 1e-2  # the tolerance of float16
-INT8 = 1e-2  # a value halfway between two steps may be rounded to either, and a step is 1/127 of the largest
-MATTERS = 0.05  # of an output's scale: an input that changes less could be wrong without being noticed
+INT8 = 1e-2  # a value halfway between two steps may round to either; a step is 1/127 of the largest value
+MATTERS = 0.05  # of an output's scale: an error in an input with less effect could go unnoticed
 
 
 @dataclass(frozen=True)
 class Model:
-    """A module with random weights and the inputs of its calls, the first of which it is traced with."""
+    """A module with random weights and the inputs of its calls; the first call is traced."""
 
     module: Callable[[], nn.Module]
     calls: Callable[[], Sequence[Inputs]]
@@ -32,15 +32,18 @@ class Model:
     options: Mapping[str, Any] = field(default_factory=dict)  # of the partitioner
     dynamic: Any = None
     state: bool = False
-    known: Mapping[str, Any] = field(default_factory=dict)  # of the `Program`: tolerance, graphs, host, operators
+    # Of the `Program`: tolerance, graphs, host, operators.
+    expectations: Mapping[str, Any] = field(default_factory=dict)
 
     def program(self, name: str) -> Program:
         torch.manual_seed(0)
         module = lively(self.module())
         calls = self.calls()
-        how = {"dynamic_shapes": self.dynamic, "delegate": self.delegate, "options": self.options}
-        data = export(copy.deepcopy(module), calls[0], **how)
-        return answered(Program(name, data, (), **self.known), {"forward": module}, {"forward": calls}, self.state)
+        export_options = {"dynamic_shapes": self.dynamic, "delegate": self.delegate, "options": self.options}
+        data = export(copy.deepcopy(module), calls[0], **export_options)
+        return answered(
+            Program(name, data, (), **self.expectations), {"forward": module}, {"forward": calls}, self.state
+        )
 
 
 def answered(
@@ -50,31 +53,31 @@ def answered(
     state: bool = False,
     wide: Callable[[nn.Module], nn.Module] | None = lambda module: copy.deepcopy(module).double(),
 ) -> Program:
-    """The program with calls of each method, and with `state` the first of them again after a reset.
+    """Return the program with calls of each method; with `state`, repeat the first call after a reset.
 
-    They are answered by the module that `wide` makes for float64; its own answers must agree first. Without `wide`,
-    for modules that cannot be widened, its own are taken.
+    The module that `wide` makes for float64 answers them, and the module's own answers must agree. Without `wide`, for
+    modules that cannot be widened, its own answers are used.
     """
-    made: list[Call] = []
+    recorded: list[Call] = []
     own: list[Sequence[Any]] = []
     for method, module in modules.items():
-        given = calls[method]
-        _check_that_inputs_matter(module, given)
-        first = answers(module, given)
-        wanted = answers(wide(module), [widened(c) for c in given]) if wide else first
-        for inputs, some, exact in zip(given, first, wanted, strict=True):
-            made.append(Call(plain(inputs), [_as(w, f) for w, f in zip(exact, some, strict=True)], method))
+        call_inputs = calls[method]
+        _check_that_inputs_matter(module, call_inputs)
+        first = answers(module, call_inputs)
+        expected = answers(wide(module), [widened(c) for c in call_inputs]) if wide else first
+        for inputs, results, exact in zip(call_inputs, first, expected, strict=True):
+            recorded.append(Call(plain(inputs), [_as(w, f) for w, f in zip(exact, results, strict=True)], method))
         own += [plain(a) for a in first]
     if state:
-        made.append(Call(made[0].inputs, made[0].wanted, made[0].method, reset=True))
-    found = replace(program, calls=made)
+        recorded.append(replace(recorded[0], reset=True))
+    result = replace(program, calls=recorded)
     for k, outputs in enumerate(own):
-        found.compare(k, outputs)
-    return found
+        result.compare(k, outputs)
+    return result
 
 
 def answers(module: nn.Module, calls: Sequence[Inputs]) -> list[list[Any]]:
-    """What a fresh copy of the module returns for calls in order."""
+    """Return the results of a fresh copy of the module for calls in order."""
     with quiet(), torch.no_grad():
         module = copy.deepcopy(module)
         return [tree_leaves(copy.deepcopy(module(*copy.deepcopy(inputs)))) for inputs in calls]
@@ -93,22 +96,22 @@ def _as(exact: Any, like: Any) -> Any:
 
 
 def _check_that_inputs_matter(module: nn.Module, calls: Sequence[Inputs]) -> None:
-    """Each input, taken from a later call where it has the same shape, changes an output; each output is changed."""
+    """Check that each input, replaced by that of a later call, changes an output, and that each output changes."""
     (before,) = answers(module, calls[:1])
     changed: set[int] = set()
     for k, x in enumerate(calls[0]):
         other = next((c[k] for c in calls[1:] if _differ(c[k], x, 0.0) and np.shape(c[k]) == np.shape(x)), None)
         assert other is not None, f"input {k} is always the same, or has another shape"
         (after,) = answers(module, [(*calls[0][:k], other, *calls[0][k + 1 :])])
-        found = {n for n, (a, b) in enumerate(zip(before, after, strict=True)) if _differ(a, b, MATTERS)}
-        assert found, f"input {k} hardly matters"
-        changed |= found
+        affected = {n for n, (a, b) in enumerate(zip(before, after, strict=True)) if _differ(a, b, MATTERS)}
+        assert affected, f"input {k} hardly matters"
+        changed |= affected
     tensors = {n for n, y in enumerate(before) if isinstance(y, torch.Tensor)}
     assert tensors <= changed, f"outputs {tensors - changed} hardly change"
 
 
 def _differ(a: Any, b: Any, share: float) -> bool:
-    """In shape, or by more than a share of the largest magnitude."""
+    """Return whether two values differ in shape, or by more than a share of the largest magnitude."""
     if not isinstance(a, torch.Tensor):
         return bool(a != b)
     return a.shape != b.shape or bool((a.double() - b.double()).abs().max() > share * a.double().abs().max())

@@ -1,4 +1,4 @@
-"""Whole models of every family, and what programs may do besides: states, methods, branches, live sizes, ints."""
+"""Whole models of every family, and programs with states, methods, branches, dynamic sizes and ints."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ F16 = {"force_fp16": True}
 
 
 def twice(name: str) -> Model:
-    """A module of the zoo, with two calls."""
+    """Return a module of the zoo with two calls."""
     specimen = modules.SPECIMENS[name]
     return Model(specimen.build, lambda: [specimen.inputs(), specimen.inputs()])
 
 
 def sizes(*shapes: tuple[int, ...]) -> Callable[[], Sequence[Inputs]]:
-    """A call for each shape."""
+    """Return a function that makes a call for each shape."""
     return lambda: [(torch.randn(shape),) for shape in shapes]
 
 
 def texts() -> Sequence[Inputs]:
-    """Tokens and which of them are real, at every kind of size: in between, the most, the least."""
-    found = []
+    """Return tokens and masks at sizes in between, at the upper bounds and at the lower bounds."""
+    inputs = []
     for b, t in ((3, 9), (4, 12), (1, 2), (3, 9), (2, 12), (4, 3), (1, 7)):
         lengths = torch.randint(1, t + 1, (b, 1))
-        found.append((torch.randint(0, 50, (b, t)), (torch.arange(t) < lengths).long()))
-    return found
+        inputs.append((torch.randint(0, 50, (b, t)), (torch.arange(t) < lengths).long()))
+    return inputs
 
 
 def undelegated(model: Model) -> Model:
@@ -43,7 +43,7 @@ def undelegated(model: Model) -> Model:
 
 
 def half(model: Model) -> Model:
-    return replace(model, options=F16, known={**model.known, "tolerance": HALF})
+    return replace(model, options=F16, expectations={**model.expectations, "tolerance": HALF})
 
 
 TEXT = ({0: Dim("batch", min=1, max=4), 1: Dim("length", min=2, max=12)},) * 2
@@ -74,7 +74,7 @@ STREAMING = Model(
 
 
 def branch_inputs() -> Sequence[Inputs]:
-    """Some take one branch, some the other."""
+    """Return inputs for both branches."""
     return [(torch.randn(n, 5) + shift,) for n, shift in ((3, 2.0), (6, -2.0), (2, 2.0), (3, -2.0), (5, 2.0))]
 
 
@@ -82,7 +82,7 @@ BRANCHES = Model(
     modules.Branches,
     branch_inputs,
     dynamic=({0: Dim("batch", min=2, max=6)},),
-    known={"graphs": 4, "host": ["aten.masked_scatter.default", "Jump", "Move", "Jump", "Move"]},
+    expectations={"graphs": 4, "host": ["aten.masked_scatter.default", "Jump", "Move", "Jump", "Move"]},
 )
 EVERYTHING = Model(
     modules.Everything,
@@ -94,7 +94,7 @@ WHOLE = Model(
     modules.Whole,
     lambda: [(torch.tensor([LARGE, 5, -7, 2**31]),), (torch.tensor([-3, 0, 2**33, -LARGE]),)],
     delegate=False,
-    known={
+    expectations={
         "graphs": 0,
         "host": [f"aten.{op}" for op in ("mul.Tensor", "add.Tensor", "div.Tensor_mode", "cumsum.default")],
     },
@@ -102,13 +102,13 @@ WHOLE = Model(
 HALVES = Model(
     lambda: modules.SpeechCNN().half(),
     lambda: [(torch.randn(1, 8, 20).half(),), (torch.randn(1, 8, 20).half(),)],
-    known={"tolerance": HALF},
+    expectations={"tolerance": HALF},
 )
 
 
 @dataclass(frozen=True)
 class Methods:
-    """A module whose parts are methods of their own, beside the whole."""
+    """A module whose parts are methods of their own, besides `forward`."""
 
     def program(self, name: str) -> Program:
         torch.manual_seed(0)

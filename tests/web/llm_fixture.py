@@ -1,4 +1,4 @@
-"""Python's results for settings, tokens, texts and templates, which the JavaScript tests compare with.
+"""The fixture of the JavaScript tests: Python's results for settings, tokens, texts and templates.
 
 PYTHONPATH=src:. python -m tests.web.llm_fixture       # writes web/test/llm.json
 """
@@ -56,25 +56,28 @@ SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
 CALL = {"id": "123456789", "function": {"name": "add", "arguments": {"a": 1, "b": [2.5, None, True, 'ü\n"<']}}}
 
 
-def said(*turns: str | dict[str, Any]) -> list[dict[str, Any]]:
-    """A conversation that begins with the user, each turn a text or a whole message."""
+def conversation(*turns: str | dict[str, Any]) -> list[dict[str, Any]]:
+    """Return a conversation that begins with the user; each turn is a text or a message."""
     roles = ("user", "assistant")
     return [t if isinstance(t, dict) else {"role": roles[k % 2], "content": t} for k, t in enumerate(turns)]
 
 
 SYSTEM = {"role": "system", "content": "  Be brief. "}
 CONVERSATIONS: list[list[dict[str, Any]]] = [
-    said("Hi"),
-    said(" Hi\n", "  Hello! ", "Wie geht's? 🦊"),
-    [SYSTEM, *said("Hi")],
-    [SYSTEM, *said("Hi", "<think>\nhm\n</think>\n\nHello", "Bye", "<think>now</think>So long")],
-    [*said("1+2.5?", {"role": "assistant", "content": "", "tool_calls": [CALL]}), {"role": "tool", "content": "3.5"}],
-    said("Hi", {"role": "user", "content": "again"}),
-    said("Hi", {"role": "oracle", "content": "?"}),
+    conversation("Hi"),
+    conversation(" Hi\n", "  Hello! ", "Wie geht's? 🦊"),
+    [SYSTEM, *conversation("Hi")],
+    [SYSTEM, *conversation("Hi", "<think>\nhm\n</think>\n\nHello", "Bye", "<think>now</think>So long")],
+    [
+        *conversation("1+2.5?", {"role": "assistant", "content": "", "tool_calls": [CALL]}),
+        {"role": "tool", "content": "3.5"},
+    ],
+    conversation("Hi", {"role": "user", "content": "again"}),
+    conversation("Hi", {"role": "oracle", "content": "?"}),
     [{"role": "developer", "content": "x"}, {"role": "user", "content": "", "name": "anna lena"}],
     [],
 ]
-HI = said(" hi ", "ü")
+HI = conversation(" hi ", "ü")
 PARTS = [
     {"role": "user", "content": [{"type": "text", "text": " look "}, {"type": "image"}]}
 ]  # for templates that take them
@@ -103,13 +106,13 @@ REFUSED = [
 
 
 class Plain:
-    """A tokenizer of the library as `Detokenizer` wants one."""
+    """A tokenizer with the interface that `Detokenizer` needs."""
 
     def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
-        self.made = tokenizer
+        self.tokenizer = tokenizer
 
     def decode(self, tokens: list[int]) -> str:
-        return self.made.decode(list(tokens), skip_special_tokens=True)
+        return self.tokenizer.decode(list(tokens), skip_special_tokens=True)
 
 
 def settings(options: dict[str, Any]) -> dict[str, Any]:
@@ -144,7 +147,7 @@ def rendered(source: str, messages: list[dict[str, Any]], prompt: bool = True) -
 
 
 def make() -> dict[str, Any]:
-    """Return all results."""
+    """Return the content of the fixture."""
     tales = Tokenizer(DEMO / "tales.tokenizer.json", "tales.")
     lines = (DEMO / "tales.heldout.txt").read_text("utf-8").splitlines()[:24]
     both = {"byte-level": byte_level(), "byte-fallback": byte_fallback()}
@@ -163,14 +166,14 @@ def make() -> dict[str, Any]:
         "stops": [stopped(s, p) for s in STOPS for p in PIECES],
         "special": SPECIAL,
         "conversations": CONVERSATIONS,
-        "messages": {"parts": PARTS, "snippets": HI, "refused": said("x")},
+        "messages": {"parts": PARTS, "snippets": HI, "refused": conversation("x")},
         "templates": {
             name: [[rendered(source, c, prompt) for prompt in (True, False)] for c in CONVERSATIONS]
             for name, source in sources.items()
         },
         "parts": {n: rendered(sources[n], PARTS) for n in ("turns", "chatml")},
         "snippets": [[s, rendered(s, HI)] for s in SNIPPETS],
-        "refused": [[s, rendered(s, said("x"))] for s in REFUSED],
+        "refused": [[s, rendered(s, conversation("x"))] for s in REFUSED],
     }
 
 

@@ -1,4 +1,4 @@
-"""Writes web/test/rows.json: rows of every operator with the values that Python gives them, for the browser's runner.
+"""The fixture web/test/rows.json for the browser's runner: rows of every operator with Python's values.
 
 python -m tests.web.rows
 """
@@ -14,14 +14,14 @@ from ptegpu.plan.numbers import SCALAR, compile_rows
 from ptegpu.plan.plan import Row
 
 FILE = Path(__file__).resolve().parents[2] / "web" / "test" / "rows.json"
-EXACT = 2**53  # above, doubles are not whole numbers any more, and a runner may differ
+EXACT = 2**53  # above, doubles do not hold every int, so a runner may differ
 SIZES: list[Any] = [[3, 0, 512], [17], 7, -5]  # of two tensors, and two ints
 ITEMS = [[], [4, -9, 2**31 - 1], [], []]
 WHOLE = (-(2**52) + 1, -(10**9) - 7, -7, -1, 0, 1, 4, 7, 1000, 2**31, 2**40 + 1, 2**52 - 1)
 PAIRED = [name for name in SCALAR if name not in ("ceil", "floor")]
 
 
-def made() -> dict[str, Any]:
+def fixture() -> dict[str, Any]:
     rows: list[Row] = [("const", n, 0) for n in WHOLE]
     indices = range(len(rows))
     rows += [("size", 0, 0), ("size", 0, 1), ("size", 0, 2), ("size", 1, 0), ("int", 2, 0), ("int", 3, 0)]
@@ -56,7 +56,7 @@ def _values(rows: list[Row]) -> list[Any]:
 
 
 def text() -> str:
-    return json.dumps(made(), separators=(",", ":")) + "\n"
+    return json.dumps(fixture(), separators=(",", ":")) + "\n"
 
 
 if __name__ == "__main__":

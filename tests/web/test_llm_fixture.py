@@ -1,4 +1,4 @@
-"""The results that the JavaScript tests compare with are Python's."""
+"""The fixture of the JavaScript tests: it matches Python."""
 
 from __future__ import annotations
 

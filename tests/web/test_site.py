@@ -1,4 +1,4 @@
-"""`ptegpu web`: which page, what is in the folder, what is refused, and the server that shows it."""
+"""`ptegpu web`: the choice of a page, the files of a site, errors, and the server."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ REAL = site.FILES
 
 @pytest.fixture(autouse=True)
 def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Page files that are not those of web/: what is in them is tested there."""
+    """Replace the page files of web/, which has tests of its own, by short ones."""
     folder = tmp_path / "files"
     write_files(folder)
     monkeypatch.setattr(site, "FILES", folder)
     return folder
 
 
-MODULES = {  # each with the modules that it names
+MODULES = {  # file → the modules it imports
     **{f"{page}.js": ["ptegpu", "worker"] for page in PAGES},
     "ptegpu.js": ["check", "host"],
     "worker.js": ["ptegpu", "llm"],
@@ -71,7 +71,7 @@ def write_files(folder: Path) -> None:
         (folder / f"{page}.html").write_text(f"<title>{{{{title}}}}</title><p>{page}: {{{{description}}}}</p>")
 
 
-def told(folder: Path) -> dict[str, Any]:
+def page_config(folder: Path) -> dict[str, Any]:
     return json.loads((folder / "site.json").read_bytes())
 
 
@@ -83,14 +83,14 @@ def content(folder: Path) -> dict[str, str]:
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.iterdir()}
 
 
-# What is in a folder
+# Files of a site
 
 BUNDLE = {"bundle.json", "site.json", "index.html"}
 
 
 @pytest.fixture(scope="module")
 def tales(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The bundled language model, with all variants."""
+    """Make the site of the bundled language model with all variants."""
     folder = tmp_path_factory.mktemp("tales")
     write_files(folder / "files")
     with pytest.MonkeyPatch.context() as patch:
@@ -104,7 +104,7 @@ def test_a_language_model(tales: Path) -> None:
     assert names(tales) == {*BUNDLE, *plans, *CHAT, FILE, CONFIG}
     for name in (FILE, CONFIG):
         assert (tales / name).read_bytes() == (DEMO / f"tales.{name}").read_bytes()
-    about = told(tales)
+    about = page_config(tales)
     examples = about["language"].pop("examples")
     assert about == {
         "title": "tales",
@@ -131,7 +131,7 @@ def test_a_language_model(tales: Path) -> None:
 
 
 def test_it_is_a_bundle(tales: Path) -> None:
-    """Python reads the site, which has only the method that generates."""
+    """Python reads the site as a bundle of the generating method only."""
     bundle = ptegpu.Bundle.load(tales)
     assert [list(outers) for outers in bundle.methods] == [["ptegpu.generate"]] * len(VARIANTS)
     assert bundle.targets == tuple(VARIANTS.values())
@@ -154,7 +154,7 @@ def test_python_runs_a_site(tales: Path) -> None:
 def test_an_image_model(tmp_path: Path) -> None:
     site = make_site(DIGITS, tmp_path / "site", labels=[*"abcdefghij"], mean=[0.5], targets=GENERIC)
     assert names(tmp_path / "site") - {"check.bin"} == {*BUNDLE, *RUNNER, "image.js", "variant-0.json", "shard-000.bin"}
-    about = told(tmp_path / "site")
+    about = page_config(tmp_path / "site")
     assert (about["page"], about["method"]) == ("image", "forward")
     assert about["image"] == {
         "shape": [1, 8, 8],
@@ -166,7 +166,7 @@ def test_an_image_model(tmp_path: Path) -> None:
         "std": [1.0],
         "labels": [*"abcdefghij"],
         "draw": True,
-        "softmax": False,  # the program has one
+        "softmax": False,  # the program applies it
     }
     assert site.page.why == "it returns 10 numbers for a grey picture of 8 × 8"
     assert {f.name: f.nbytes for f in site.files} == {p.name: p.stat().st_size for p in site.folder.iterdir()}
@@ -174,9 +174,9 @@ def test_an_image_model(tmp_path: Path) -> None:
 
 
 def test_any_program(tmp_path: Path) -> None:
-    """Methods that only give constants are left out."""
+    """Methods that only return constants are omitted."""
     make_site(DATA / "methods.pte", tmp_path / "site", targets=GENERIC)
-    about = told(tmp_path / "site")
+    about = page_config(tmp_path / "site")
     assert (about["page"], about["method"], about["title"]) == ("any", "forward", "methods")
     methods = [m["name"] for m in json.loads((tmp_path / "site" / "variant-0.json").read_bytes())["methods"]]
     bundle = ptegpu.compile(DATA / "methods.pte")
@@ -187,14 +187,14 @@ def test_any_program(tmp_path: Path) -> None:
 def test_constants_are_left_out(tmp_path: Path) -> None:
     make_site(TALES, tmp_path / "site", page="any", targets=GENERIC, sizes={"input 0[1]": [1]}, check=False)
     assert [*ptegpu.Bundle.load(tmp_path / "site").methods[0]] == ["forward"]
-    assert told(tmp_path / "site")["page"] == "any"
+    assert page_config(tmp_path / "site")["page"] == "any"
 
 
 def test_titles_are_text(tmp_path: Path) -> None:
     make_site(DIGITS, tmp_path / "site", title="<b>&", description='a "b"', targets=GENERIC, check=False)
     page = (tmp_path / "site" / "index.html").read_text()
     assert page == "<title>&lt;b&gt;&amp;</title><p>image: a &quot;b&quot;</p>"
-    assert told(tmp_path / "site")["title"] == "<b>&"
+    assert page_config(tmp_path / "site")["title"] == "<b>&"
 
 
 def test_equal_targets_share_a_file(tmp_path: Path) -> None:
@@ -228,7 +228,7 @@ def test_a_chat_template_beside_the_tokenizer(tmp_path: Path) -> None:
     (folder / TEMPLATE).write_text("{{ messages }}")
     options = {"targets": GENERIC, "check": False, "sizes": {"input 0[1]": [1]}}
     make_site(TALES, tmp_path / "site", tokenizer=folder, examples=["Hello"], **options)
-    language = told(tmp_path / "site")["language"]
+    language = page_config(tmp_path / "site")["language"]
     assert (language["config"], language["template"], language["chat"]) == (None, TEMPLATE, True)
     assert language["examples"] == ["Hello"]
     assert (tmp_path / "site" / TEMPLATE).read_text() == "{{ messages }}"
@@ -236,7 +236,7 @@ def test_a_chat_template_beside_the_tokenizer(tmp_path: Path) -> None:
     (folder / TEMPLATE).unlink()
     (folder / CONFIG).write_text('{"chat_template": "x"}')
     make_site(TALES, tmp_path / "site", tokenizer=folder / FILE, **options)
-    language = told(tmp_path / "site")["language"]
+    language = page_config(tmp_path / "site")["language"]
     assert (language["config"], language["template"], language["chat"]) == (CONFIG, None, True)
     assert TEMPLATE not in names(tmp_path / "site")
 
@@ -246,14 +246,14 @@ def test_a_bundle_becomes_a_site(tmp_path: Path) -> None:
     make_site(tmp_path / "digits.bundle", tmp_path / "one", title="x", targets=None)
     make_site(DIGITS, tmp_path / "two", title="x", targets=GENERIC)
     first, two = content(tmp_path / "one"), content(tmp_path / "two")
-    assert [name for name in first if first[name] != two[name]] == ["site.json"]  # the file's name
+    assert [name for name in first if first[name] != two[name]] == ["site.json"]  # it contains the file's name
     with pytest.raises(InvalidInput, match="is a bundle: data, sizes and targets were chosen by `ptegpu compile`"):
         make_site(tmp_path / "digits.bundle", tmp_path / "three", targets=GENERIC)
 
 
 @pytest.mark.parametrize("file", [DIGITS, DATA / "mlp.pte", TALES])
 def test_the_real_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: Path) -> None:
-    """The folder has everything that a page and its modules need."""
+    """The folder has every file that a page and its modules load."""
     monkeypatch.setattr(site, "FILES", REAL)
     sizes = {"input 0[1]": [1]} if file == TALES else {}
     folder = make_site(file, tmp_path / "site", sizes=sizes, targets=GENERIC, check=False).folder
@@ -262,13 +262,13 @@ def test_the_real_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: P
     policy = page.index('http-equiv="Content-Security-Policy" content="default-src \'none\'; ')
     assert policy < page.index("<script") and policy < page.index("<link")
     linked = re.findall(r'(?:src|href)="([^"#:]+)"', page)
-    assert f"{told(folder)['page']}.js" in linked
+    assert f"{page_config(folder)['page']}.js" in linked
     assert set(linked) <= names(folder)
     named = {n for path in folder.glob("*.js") for n in re.findall(r'from"\./([a-z]+\.js)"', path.read_text("utf-8"))}
     assert named <= names(folder)
 
 
-# Which page
+# Choice of the page
 
 
 def method(inputs: list[Any], outputs: list[Any], name: str = "forward") -> FileMethod:
@@ -337,8 +337,8 @@ def test_a_page_that_does_not_fit(file: Path, page: Any, message: str) -> None:
     assert "\n" not in str(e.value)
 
 
-def says(file: Path, card: Card) -> ProgramSource:
-    """Return the program of a file, with what it is for."""
+def with_card(file: Path, card: Card) -> ProgramSource:
+    """Return the program of a file with this card."""
     program = read_program(file)
     method = replace(program.methods[0], name="ptegpu_card", values=(card.json(),), inputs=(), outputs=(0,))
     return ProgramSource.of(replace(program, methods=(*program.methods, method)))
@@ -347,7 +347,7 @@ def says(file: Path, card: Card) -> ProgramSource:
 def test_a_program_that_says_what_it_is_for(tmp_path: Path) -> None:
     picture = Image(8, 8, 1, 1, (0.5,), (0.25,), shortest=9)
     digits = choose(
-        says(DIGITS, Card.of_task("image-classification", "Net", image=picture, labels=(*"abcdefghij",))), None
+        with_card(DIGITS, Card.of_task("image-classification", "Net", image=picture, labels=(*"abcdefghij",))), None
     )
     assert "image" == digits.name
     outer = ptegpu.compile(DIGITS).methods[0]["forward"]
@@ -355,7 +355,7 @@ def test_a_program_that_says_what_it_is_for(tmp_path: Path) -> None:
     assert ([*"abcdefghij"], [0.5], [1.0]) == (about["labels"], about["mean"], about["std"])
     assert (9, None) == (about["shortest"], about["resize"])
     card = Card.of_task("text-classification", "Bert", text=Text(32, 8), labels=("bad", "good"))
-    page = choose(says(DIGITS, card), None)
+    page = choose(with_card(DIGITS, card), None)
     assert ("task", "it is for text-classification") == (page.name, page.why)
     (tmp_path / "m.tokenizer.json").write_text("{}")
     settings, files = task(page, tmp_path / "m.pte", None)
@@ -367,13 +367,13 @@ def test_a_program_that_says_what_it_is_for(tmp_path: Path) -> None:
         settings["labels"],
     )
     assert (32, 8, 0) == (settings["text"]["length"], settings["text"]["batch"], settings["text"]["pad"])
-    assert "any" == choose(says(DIGITS, card), "any").name
+    assert "any" == choose(with_card(DIGITS, card), "any").name
     sounds = Card.of_task("audio-classification", "AST", audio=Audio(16_000, 9000, 400, 160, "fbank", False, 32, 9))
-    assert "image" == choose(says(DIGITS, sounds), None).name  # by its shapes
+    assert "image" == choose(with_card(DIGITS, sounds), None).name  # by its shapes
     with pytest.raises(
         UnsupportedProgram, match="the page task is not for this program: pages cannot compute spectrograms"
     ):
-        choose(says(DIGITS, sounds), "task")
+        choose(with_card(DIGITS, sounds), "task")
     with pytest.raises(
         UnsupportedProgram, match="the page task is not for this program: it is a program that does not say"
     ):
@@ -382,11 +382,11 @@ def test_a_program_that_says_what_it_is_for(tmp_path: Path) -> None:
 
 def test_logits_are_told_from_probabilities(tmp_path: Path) -> None:
     make_site(DATA / "cnn.pte", tmp_path / "site", targets=GENERIC, check=False, mean=[0.1, 0.2, 0.3], std=[2])
-    image = told(tmp_path / "site")["image"]
+    image = page_config(tmp_path / "site")["image"]
     assert (image["softmax"], image["draw"], image["mean"], image["std"]) == (True, False, [0.1, 0.2, 0.3], [2.0] * 3)
 
 
-# What is refused
+# Errors
 
 
 @pytest.mark.parametrize(
@@ -433,7 +433,7 @@ def test_a_language_model_without_a_tokenizer(tmp_path: Path) -> None:
             make_site(tmp_path / "model.pte", tmp_path / "site")
 
 
-# Where it is written
+# The folder of a site
 
 
 def make(folder: Path, **options: Any) -> None:
@@ -451,7 +451,7 @@ def test_a_site_is_replaced(tmp_path: Path) -> None:
 def test_an_empty_folder_is_taken(tmp_path: Path) -> None:
     (tmp_path / "site").mkdir()
     make(tmp_path / "site")
-    assert told(tmp_path / "site")["title"] == "mlp"
+    assert page_config(tmp_path / "site")["title"] == "mlp"
 
 
 def test_other_things_are_not_replaced(tmp_path: Path) -> None:
@@ -487,7 +487,7 @@ def test_whole_or_not_at_all(tmp_path: Path, files: Path, monkeypatch: pytest.Mo
     assert names(tmp_path) == {"files", "site"}
 
 
-# The reference
+# Reference results
 
 
 def numbers(folder: Path, entry: Any) -> Any:
@@ -501,7 +501,7 @@ def numbers(folder: Path, entry: Any) -> Any:
 def test_the_reference_is_what_the_program_gives(tmp_path: Path, name: str) -> None:
     written = make_site(DATA / f"{name}.pte", tmp_path / "site", targets=GENERIC)
     assert (written.check, written.note) == (True, "")
-    check = told(written.folder)["check"]
+    check = page_config(written.folder)["check"]
     inputs = [numbers(written.folder, entry) for entry in check["inputs"]]
     with ptegpu.load(DATA / f"{name}.pte") as program:
         expected = program.method(check["method"]).execute(inputs)
@@ -515,7 +515,7 @@ def test_sizes_are_kept_by_the_reference(tmp_path: Path) -> None:
     sizes = {"input 0[0]": [1], "input 0[1]": [4, 7]}
     written = make_site(DATA / "dynamic.pte", tmp_path / "site", data=data, sizes=sizes, targets=GENERIC)
     assert written.check, written.note
-    assert told(written.folder)["check"]["inputs"][0]["shape"] == [1, 7]
+    assert page_config(written.folder)["check"]["inputs"][0]["shape"] == [1, 7]
 
 
 @pytest.mark.slow
@@ -524,7 +524,7 @@ def test_the_reference_of_a_language_model(tmp_path: Path) -> None:
     from ptegpu.models.text import LanguageModel
 
     written = make_site(TALES, tmp_path / "site", targets=[VARIANTS["software"]])
-    check = told(written.folder)["check"]
+    check = page_config(written.folder)["check"]
     assert check["outputs"][:2] == [None, None]
     (tokens,), (targets,) = (numbers(written.folder, check["inputs"][k]).tolist() for k in (0, 5))
     assert tokens[1:] == targets[:-1]
@@ -534,15 +534,15 @@ def test_the_reference_of_a_language_model(tmp_path: Path) -> None:
 
 
 def test_without_an_adapter_there_is_none(tmp_path: Path) -> None:
-    """And neither wgpu nor torch is needed."""
+    """Making a site needs neither wgpu nor torch."""
     code = (
         f"{BLOCKER}\nsys.path.insert(0, {str(SRC)!r})\nfrom pathlib import Path\nfrom ptegpu.site import site\n"
         f"site.FILES = Path({str(tmp_path / 'files')!r})\n"
-        f"made = site.make_site({str(DIGITS)!r}, {str(tmp_path / 'site')!r})\nprint(made.check, made.note)"
+        f"written = site.make_site({str(DIGITS)!r}, {str(tmp_path / 'site')!r})\nprint(written.check, written.note)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (done.stdout, done.stderr) == ("False wgpu is blocked: this layer must import without it\n", "")
-    assert "check" not in told(tmp_path / "site")
+    assert "check" not in page_config(tmp_path / "site")
     assert "check.bin" not in names(tmp_path / "site")
 
 
@@ -570,7 +570,7 @@ def test_the_command(invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert ["part", "file", "size", "gzipped", "for"] in rows
     assert any(row[:1] == ["variant-1.json"] and row[-1] == "generic" for row in rows)
     assert lines[-1].startswith("A first visit loads ")
-    about = told(tmp_path / "digits-site")
+    about = page_config(tmp_path / "digits-site")
     assert (about["title"], about["image"]["labels"]) == ("Handwritten digits", [*"0123456789"])
 
 
@@ -587,7 +587,7 @@ def test_json(invoke: Invoke, tmp_path: Path) -> None:  # noqa: F811
     text = (tmp_path / "site" / "variant-0.json").read_bytes()
     assert sizes["variant-0.json"] == (len(text), len(gzip.compress(text, 9)))
     assert sizes["shard-000.bin"][0] == sizes["shard-000.bin"][1]
-    image = told(tmp_path / "site")["image"]
+    image = page_config(tmp_path / "site")["image"]
     assert (image["labels"][4], image["mean"], image["std"]) == ("class 4", [0.5] * 3, [0.1, 0.2, 0.3])
 
 
@@ -748,7 +748,7 @@ def test_a_taken_port_is_told_before_anything_is_made(invoke: Invoke, server: Si
 
 def test_serve_ends_with_an_interrupt(tmp_path: Path, files: Path) -> None:
     code = (
-        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # whoever started us may ignore it
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # the parent process may ignore it
         f"import sys; sys.path.insert(0, {str(SRC)!r})\nfrom pathlib import Path\nfrom ptegpu.site import site\n"
         f"site.FILES = Path({str(files)!r})\nfrom ptegpu.cli import main\n"
         f"main(['web', 'digits', '-o', {str(tmp_path / 'site')!r}, '--no-check', '--serve', '--port', '0'])"
@@ -773,7 +773,7 @@ def test_serve_ends_with_an_interrupt(tmp_path: Path, files: Path) -> None:
 @pytest.mark.torch
 @pytest.mark.slow
 def test_five_minutes(tmp_path: Path) -> None:
-    """The module that docs/web.md begins with."""
+    """Make the site of the first module in docs/web.md."""
     from ptegpu.export import export
 
     page = (ROOT / "docs" / "web.md").read_text("utf-8")
@@ -783,4 +783,4 @@ def test_five_minutes(tmp_path: Path) -> None:
     exec(code, scope)
     export(*scope["small"](), tmp_path / "small.pte")
     make_site(tmp_path / "small.pte", tmp_path / "site", targets=GENERIC)
-    assert told(tmp_path / "site")["page"] == "image"
+    assert page_config(tmp_path / "site")["page"] == "image"

@@ -17,7 +17,7 @@ KINDS = {
     "modules": "plain PyTorch: vision, text, sound, states, branches",
     "language": "a language model that writes its cache itself",
     "families": "a family of language models, as transformers write it",
-    "checkpoints": "the same of few families, as older transformers wrote it, made without transformers",
+    "checkpoints": "checkpoints of some families as older transformers wrote them, made without transformers",
     "seeing": "language models that see",
     "hearing": "Whisper",
     "tasks": "a model for each task of `ptegpu export hf`",
@@ -27,13 +27,13 @@ _FOLDERS = tempfile.TemporaryDirectory(prefix="zoo-")
 
 
 def specimens(kind: str) -> Mapping[str, Specimen]:
-    """Return the models of a kind by name; imports what they need, and builds none."""
+    """Return the models of a kind by name; import their dependencies, but build none."""
     return import_module(f"tests.zoo.{kind}").SPECIMENS
 
 
 @cache
 def folder(kind: str, name: str) -> Path:
-    """Return the folder of a model as the Hub has it, written once in a process; copy it to change it."""
+    """Return the folder of a model as on the Hub, written once per process. Copy it to change it."""
     write = specimens(kind)[name].write
     assert write is not None, f"{kind} {name} has no folder"
     path = Path(_FOLDERS.name) / kind / name

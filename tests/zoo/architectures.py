@@ -27,77 +27,77 @@ class Architecture:
     name: str
     model: str  # a class of transformers
     config: Callable[[], Any]
-    takes: Mapping[str, Callable[..., torch.Tensor]]  # how each input is made at some sizes
-    sizes: Sequence[tuple[int, ...]]  # of the calls; it is traced with the first
-    gives: tuple[str, ...] = ()  # which results; empty: `ptegpu export hf` makes a module of it
-    task: str = ""  # where that does not say it
-    dynamic: Mapping[str, Shape] = field(default_factory=dict)  # which sizes may change, where that does not say it
-    why: str = ""  # there is a host step, or more than two plans
+    input_makers: Mapping[str, Callable[..., torch.Tensor]]  # make each input at some sizes
+    sizes: Sequence[tuple[int, ...]]  # of the calls; the first one is traced
+    outputs: tuple[str, ...] = ()  # names of results; empty: those of `ptegpu export hf`
+    task: str = ""  # unless `ptegpu export hf` names it
+    dynamic: Mapping[str, Shape] = field(default_factory=dict)  # dynamic sizes, unless it names them
+    why: str = ""  # the reason for a host step or for more than two plans
 
     @property
     def hf(self) -> str | None:
-        """The task that `ptegpu export hf` exports it for."""
-        return None if self.gives else task_of(self.model, KINDS[next(iter(self.takes))])
+        """Return the task that `ptegpu export hf` exports it for, or None."""
+        return None if self.outputs else task_of(self.model, KINDS[next(iter(self.input_makers))])
 
-    def made(self) -> Made:
-        """The same weights each time."""
+    def build(self) -> BuiltModel:
+        """Return the model with random weights, the same ones each time."""
         torch.manual_seed(0)
         with quiet():
             model = _alive(getattr(importlib.import_module("transformers"), self.model)(self.config()))
-            made = self._made(model)
+            built = self._build(model)
             norms = [m for m in model.modules() if isinstance(m, nn.BatchNorm1d | nn.BatchNorm2d)]
             for norm in norms:
                 norm.momentum = 1.0
-            if norms:  # the statistics of a call, so that what goes through is of scale 1
-                made.module.train()(*made.inputs(50, self.sizes[0]))
-        made.module.requires_grad_(False).eval()
-        return made
+            if norms:  # the statistics of a call keep activations at scale 1
+                built.module.train()(*built.inputs(50, self.sizes[0]))
+        built.module.requires_grad_(False).eval()
+        return built
 
-    def _made(self, model: nn.Module) -> Made:
-        if self.gives:
-            module = Taking(model, tuple(self.takes), self.gives)
-            dynamic = (tuple(self.dynamic.get(name) for name in self.takes),) if self.dynamic else None
-            return Made(module, dynamic, list(self.takes.values()))
+    def _build(self, model: nn.Module) -> BuiltModel:
+        if self.outputs:
+            module = SelectedOutputs(model, tuple(self.input_makers), self.outputs)
+            dynamic = (tuple(self.dynamic.get(name) for name in self.input_makers),) if self.dynamic else None
+            return BuiltModel(module, dynamic, list(self.input_makers.values()))
         module, example, dynamic = wrapped(model, self.hf, BOUNDS)
-        takes = list(self.takes.values())
-        if len(example) > len(takes):  # token types
-            takes.append(lambda *sizes: torch.randint(0, 2, sizes))
-        return Made(module, dynamic, takes, None if 0 in (dynamic[0] or {}) else example[0].shape[0])
+        makers = list(self.input_makers.values())
+        if len(example) > len(makers):  # token types
+            makers.append(lambda *sizes: torch.randint(0, 2, sizes))
+        return BuiltModel(module, dynamic, makers, None if 0 in (dynamic[0] or {}) else example[0].shape[0])
 
 
-class Made(NamedTuple):
-    """A module with random weights, and what goes in."""
+class BuiltModel(NamedTuple):
+    """A module with random weights, and the makers of its inputs."""
 
     module: nn.Module
     dynamic: Any
-    takes: Sequence[Callable[..., torch.Tensor]]
-    batch: int | None = None  # if it cannot change
+    input_makers: Sequence[Callable[..., torch.Tensor]]
+    batch: int | None = None  # None: dynamic
 
     @property
     def sizes(self) -> tuple[str, ...]:
-        """That may change."""
+        """Return the names of the dynamic sizes."""
         dims = {d for shape in tree_leaves(self.dynamic, is_leaf=lambda x: isinstance(x, dict)) if shape for d in shape}
         return tuple(name for d, name in enumerate(("batch", "length")) if d in dims)
 
     def inputs(self, seed: int, sizes: Sequence[int]) -> Inputs:
         torch.manual_seed(seed)
-        return tuple(make(self.batch or sizes[0], *sizes[1:]) for make in self.takes)
+        return tuple(make(self.batch or sizes[0], *sizes[1:]) for make in self.input_makers)
 
 
-class Taking(nn.Module):
-    """A model that takes its inputs in an order, and gives some of its results."""
+class SelectedOutputs(nn.Module):
+    """A model with positional inputs that returns some of its results."""
 
-    def __init__(self, model: nn.Module, takes: tuple[str, ...], gives: tuple[str, ...]) -> None:
+    def __init__(self, model: nn.Module, input_names: tuple[str, ...], output_names: tuple[str, ...]) -> None:
         super().__init__()
-        self.model, self.takes, self.gives = model, takes, gives
+        self.model, self.input_names, self.output_names = model, input_names, output_names
 
     def forward(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        found = self.model(**dict(zip(self.takes, inputs, strict=True)))
-        return tuple(found[name] for name in self.gives)
+        results = self.model(**dict(zip(self.input_names, inputs, strict=True)))
+        return tuple(results[name] for name in self.output_names)
 
 
 def _alive(model: nn.Module) -> nn.Module:
-    """Weights by which every part of the model reaches its results at scale 1: those of a new one hide most of it."""
+    """Set weights with which every part of the model affects its results; those of a new model hide most of it."""
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:
@@ -107,7 +107,7 @@ def _alive(model: nn.Module) -> nn.Module:
     return model
 
 
-# What goes in.
+# Makers of inputs.
 
 
 def tokens(batch: int, length: int) -> torch.Tensor:
@@ -115,7 +115,7 @@ def tokens(batch: int, length: int) -> torch.Tensor:
 
 
 def padding(batch: int, length: int) -> torch.Tensor:
-    """1 for what is real: all of the first text, and the beginning of the others."""
+    """Return a mask with 1 for real tokens: the whole first text and the beginning of the others."""
     lengths = torch.randint(1, length + 1, (batch, 1))
     lengths[0] = length
     return (torch.arange(length) < lengths).long()
@@ -149,9 +149,9 @@ def _config(name: str, **settings: Any) -> Callable[[], Any]:
 
 
 def text(name: str, model: str, config: str, why: str = "", **settings: Any) -> Architecture:
-    """Token ids and a mask, of any number of texts of any length."""
-    takes = {"input_ids": tokens, "attention_mask": padding}
-    return Architecture(name, model, _config(config, **SMALL | settings), takes, TEXTS, why=why)
+    """Describe a model of token ids and a mask, with any batch and length."""
+    makers = {"input_ids": tokens, "attention_mask": padding}
+    return Architecture(name, model, _config(config, **SMALL | settings), makers, TEXTS, why=why)
 
 
 def words(
@@ -159,36 +159,36 @@ def words(
     model: str,
     config: str,
     task: str,
-    gives: str = "logits",
+    output: str = "logits",
     decoder: bool = False,
     why: str = "",
     **settings: Any,
 ) -> Architecture:
-    """The same where `ptegpu export hf` has no such task; some have a decoder, with tokens of its own."""
-    takes: dict[str, Callable[..., torch.Tensor]] = {"input_ids": tokens, "attention_mask": padding}
-    dynamic = {name: {0: BATCH, 1: LENGTH} for name in takes}
+    """Describe a text model for a task that `ptegpu export hf` lacks; a decoder has tokens of its own."""
+    makers: dict[str, Callable[..., torch.Tensor]] = {"input_ids": tokens, "attention_mask": padding}
+    dynamic = {name: {0: BATCH, 1: LENGTH} for name in makers}
     if decoder:
-        takes["decoder_input_ids"] = lambda b, t: tokens(b, t // 2)
+        makers["decoder_input_ids"] = lambda b, t: tokens(b, t // 2)
         dynamic["decoder_input_ids"] = {0: BATCH, 1: Dim("words", min=2, max=16)}
-    made = _config(config, **SMALL | settings)
-    return Architecture(name, model, made, takes, TEXTS, (gives,), task, dynamic, why)
+    make_config = _config(config, **SMALL | settings)
+    return Architecture(name, model, make_config, makers, TEXTS, (output,), task, dynamic, why)
 
 
 def image(
     name: str,
     model: str,
     config: str | Callable[[], Any],
-    gives: tuple[str, ...] = (),
+    outputs: tuple[str, ...] = (),
     task: str = "",
     size: int = 32,
     why: str = "",
     **settings: Any,
 ) -> Architecture:
-    """Pictures of one size, any number of them."""
-    made = _config(config, **settings) if isinstance(config, str) else config
-    dynamic = {"pixel_values": {0: BATCH}} if gives else {}
-    takes, sizes = {"pixel_values": pixels}, [(2, size), (3, size)]
-    return Architecture(name, model, made, takes, sizes, gives, task, dynamic, why)
+    """Describe a model of pictures of one size, with any batch."""
+    make_config = _config(config, **settings) if isinstance(config, str) else config
+    dynamic = {"pixel_values": {0: BATCH}} if outputs else {}
+    makers, sizes = {"pixel_values": pixels}, [(2, size), (3, size)]
+    return Architecture(name, model, make_config, makers, sizes, outputs, task, dynamic, why)
 
 
 VIT = {
@@ -235,10 +235,10 @@ PYRAMID = {"depths": [1, 1, 1, 1], "hidden_sizes": [8, 16, 16, 32], "num_attenti
 
 
 def waves(name: str, model: str, config: str, why: str = "", **settings: Any) -> Architecture:
-    """Samples of one sound, of any length."""
-    made = _config(config, **SOUND | settings)
+    """Describe a model of the samples of one sound, of any length."""
+    make_config = _config(config, **SOUND | settings)
     sizes = [(1, 1600), (1, 1111)]
-    return Architecture(name, model, made, {"input_values": sound}, sizes, why=why)
+    return Architecture(name, model, make_config, {"input_values": sound}, sizes, why=why)
 
 
 def _whisper() -> Any:
@@ -266,7 +266,7 @@ def _detr() -> Any:
 
 
 def _two(config: str, common: Mapping[str, Any], words: Mapping[str, Any], pictures: Mapping[str, Any]) -> Any:
-    """Of a model with two towers."""
+    """Return the maker of the config of a model with a text and a vision tower."""
     return lambda: _config(config, text_config=dict(words), vision_config=dict(pictures), **common)()
 
 
@@ -274,7 +274,7 @@ ALIBI = (
     "positions are sums and products of the mask's int64, whatever the caller gave; only the host has them exactly. It "
     "computes them before the GPU begins."
 )
-QUICK = ("RoBERTa", "Swin")  # what `make test` runs of these
+QUICK = ("RoBERTa", "Swin")  # run by `make test`
 ARCHITECTURES: list[Architecture] = [
     # Texts.
     text("BERT", "BertModel", "Bert"),
@@ -420,7 +420,7 @@ ARCHITECTURES: list[Architecture] = [
 
 
 def _specimen(a: Architecture) -> Specimen:
-    return Specimen(lambda: a.made().module, lambda: a.made().inputs(0, a.sizes[0]))
+    return Specimen(lambda: a.build().module, lambda: a.build().inputs(0, a.sizes[0]))
 
 
 SPECIMENS = {a.name: _specimen(a) for a in ARCHITECTURES}

@@ -88,78 +88,81 @@ ARCHITECTURES = {
 
 
 def config(name: str) -> dict[str, Any]:
-    given = COMMON | CONFIGS[name]
-    return given | {"architectures": [ARCHITECTURES[given["model_type"]]]}
+    result = COMMON | CONFIGS[name]
+    return result | {"architectures": [ARCHITECTURES[result["model_type"]]]}
 
 
-def shapes(given: dict[str, Any]) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of all weights."""
-    family, dim, hidden = given["model_type"], given["hidden_size"], given["intermediate_size"]
-    head = given.get("head_dim") or dim // given["num_attention_heads"]
-    wide, narrow = given["num_attention_heads"] * head, given["num_key_value_heads"] * head
-    bias = given.get("attention_bias", False)
-    found: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (VOCAB, dim), "model.norm.weight": (dim,)}
-    if not given.get("tie_word_embeddings", family.startswith("gemma")):
-        found["lm_head.weight"] = (VOCAB, dim)
-    for layer in range(given["num_hidden_layers"]):
+def shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of all weights by name."""
+    family, dim, hidden = config["model_type"], config["hidden_size"], config["intermediate_size"]
+    head = config.get("head_dim") or dim // config["num_attention_heads"]
+    wide, narrow = config["num_attention_heads"] * head, config["num_key_value_heads"] * head
+    bias = config.get("attention_bias", False)
+    by_name: dict[str, tuple[int, ...]] = {
+        "model.embed_tokens.weight": (VOCAB, dim),
+        "model.norm.weight": (dim,),
+    }
+    if not config.get("tie_word_embeddings", family.startswith("gemma")):
+        by_name["lm_head.weight"] = (VOCAB, dim)
+    for layer in range(config["num_hidden_layers"]):
         linears = [("self_attn.q_proj", wide, dim, bias or family == "qwen2")]
         linears += [(f"self_attn.{p}_proj", narrow, dim, bias or family == "qwen2") for p in "kv"]
         linears += [("self_attn.o_proj", dim, wide, bias)]
-        linears += [(f"mlp.{p}_proj", hidden, dim, given.get("mlp_bias", False)) for p in ("gate", "up")]
-        linears += [("mlp.down_proj", dim, hidden, given.get("mlp_bias", False))]
+        linears += [(f"mlp.{p}_proj", hidden, dim, config.get("mlp_bias", False)) for p in ("gate", "up")]
+        linears += [("mlp.down_proj", dim, hidden, config.get("mlp_bias", False))]
         prefix = f"model.layers.{layer}."
         for name, n, k, biased in linears:
-            found[f"{prefix}{name}.weight"] = n, k
+            by_name[f"{prefix}{name}.weight"] = n, k
             if biased:
-                found[f"{prefix}{name}.bias"] = (n,)
+                by_name[f"{prefix}{name}.bias"] = (n,)
         norms = ["input_layernorm", "post_attention_layernorm"]
         if family in ("gemma2", "gemma3_text"):
             norms += ["pre_feedforward_layernorm", "post_feedforward_layernorm"]
-        found |= {f"{prefix}{norm}.weight": (dim,) for norm in norms}
+        by_name |= {f"{prefix}{norm}.weight": (dim,) for norm in norms}
         if family in ("qwen3", "gemma3_text"):
-            found |= {f"{prefix}self_attn.{p}_norm.weight": (head,) for p in "qk"}
-    return found
+            by_name |= {f"{prefix}self_attn.{p}_norm.weight": (head,) for p in "qk"}
+    return by_name
 
 
 def tensors(name: str, changes: dict[str, Any] | None = None) -> dict[str, torch.Tensor]:
-    given = config(name) | (changes or {})
+    settings = config(name) | (changes or {})
     random = np.random.default_rng(zlib.crc32(name.encode()))
-    made = {}
-    for key, shape in shapes(given).items():
+    weights = {}
+    for key, shape in shapes(settings).items():
         values = random.standard_normal(shape).astype(np.float32)
         if key.endswith("norm.weight"):
-            values = values * 0.2 + (0.0 if given["model_type"].startswith("gemma") else 1.0)
+            values = values * 0.2 + (0.0 if settings["model_type"].startswith("gemma") else 1.0)
         elif key.endswith(".bias"):
             values *= 0.2
-        elif "embed_tokens" not in key or given.get("tie_word_embeddings", True):
+        elif "embed_tokens" not in key or settings.get("tie_word_embeddings", True):
             values *= 1.5 / math.sqrt(shape[1])
-        made[key] = torch.from_numpy(values)
-    return made
+        weights[key] = torch.from_numpy(values)
+    return weights
 
 
 def write(folder: Path, name: str, changes: dict[str, Any] | None = None, *, shards: int = 1) -> Path:
-    """A checkpoint folder; `changes` replace keys of its config."""
+    """Write a checkpoint folder; `changes` replace keys of its config."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config(name) | (changes or {})))
-    made = tensors(name, changes)
+    weights = tensors(name, changes)
     if shards == 1:
-        save_file(made, folder / "model.safetensors")
+        save_file(weights, folder / "model.safetensors")
         return folder
-    places = {key: f"model-{k % shards}.safetensors" for k, key in enumerate(made)}
+    places = {key: f"model-{k % shards}.safetensors" for k, key in enumerate(weights)}
     for file in set(places.values()):
-        save_file({key: made[key] for key in made if places[key] == file}, folder / file)
+        save_file({key: weights[key] for key in weights if places[key] == file}, folder / file)
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
     return folder
 
 
 def by_transformers(folder: Path) -> np.ndarray:
-    """Logits of every token of `TOKENS`, (S, V), in float32."""
+    """Return the logits of every token of `TOKENS`, (S, V), in float32."""
     with torch.no_grad():
         return np.asarray(loaded(folder)(torch.tensor([TOKENS])).logits[0].numpy())
 
 
 def loaded(folder: Path) -> Any:
-    """Return the model that transformers make of a folder."""
+    """Load a folder with transformers."""
     import transformers
 
     transformers.utils.logging.disable_progress_bar()

@@ -1,7 +1,7 @@
-"""A tiny config of every family that `ptegpu export llm` takes, and of what differs within families.
+"""Tiny configs of every family that `ptegpu export llm` takes, and of the variants within families.
 
-`FAMILIES` is data: a name, and the `config.json` of a model that transformers makes from it. `write` makes that model
-with random weights and saves it as a checkpoint folder.
+`FAMILIES` maps a name to the `config.json` of a model of transformers. `write` makes that model with random weights and
+saves it as a checkpoint folder.
 """
 
 from __future__ import annotations
@@ -139,43 +139,43 @@ FAMILIES: dict[str, dict[str, Any]] = {
 
 
 def config(name: str, changes: dict[str, Any] | None = None) -> dict[str, Any]:
-    """What `config.json` says, as far as transformers takes it."""
-    given = FAMILIES[name]
-    own = given["model_type"] == "gpt2"
+    """Return the settings of `config.json` that transformers needs."""
+    family = FAMILIES[name]
+    own = family["model_type"] == "gpt2"
     common = {k: v for k, v in LLAMA.items() if not own or k not in NOT_GPT2}
-    return common | given | (changes or {})
+    return common | family | (changes or {})
 
 
 NOT_GPT2 = {k for k in LLAMA if k.startswith(("hidden", "interm", "num_", "max_pos"))}
 
 
 def model(name: str, changes: dict[str, Any] | None = None) -> Any:
-    """The model of transformers, with weights so large that every part of it matters."""
+    """Return the model of transformers, with weights so large that every part of it matters."""
     import transformers
 
-    given = config(name, changes)
-    described = transformers.AutoConfig.for_model(given.pop("model_type"), **given)
-    made = transformers.AutoModelForCausalLM.from_config(described, attn_implementation="eager").eval()
+    settings = config(name, changes)
+    config_object = transformers.AutoConfig.for_model(settings.pop("model_type"), **settings)
+    network = transformers.AutoModelForCausalLM.from_config(config_object, attn_implementation="eager").eval()
     generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
     with torch.no_grad():
-        for key, parameter in made.named_parameters():
+        for key, parameter in network.named_parameters():
             values = torch.randn(parameter.shape, generator=generator)
             if parameter.dim() == 1 or "norm" in key:
                 values = values * 0.2 + float(parameter.float().mean() > 0.5)  # norms begin with 1, biases with 0
             elif "emb" not in key and "wte" not in key:
                 values *= 1.5 / parameter.shape[-1] ** 0.5
             parameter.copy_(values)
-    return made
+    return network
 
 
-def write(folder: Path, name: str, changes: dict[str, Any] | None = None, **how: Any) -> Any:
-    """Saves the model as a checkpoint, and gives it; `how` is for `save_pretrained`."""
+def write(folder: Path, name: str, changes: dict[str, Any] | None = None, **options: Any) -> Any:
+    """Save the model as a checkpoint and return it; pass `options` to `save_pretrained`."""
     from transformers.utils import logging
 
-    made = model(name, changes)
+    network = model(name, changes)
     logging.disable_progress_bar()
-    made.save_pretrained(folder, **how)
-    return made
+    network.save_pretrained(folder, **options)
+    return network
 
 
 SPECIMENS = {

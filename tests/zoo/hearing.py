@@ -1,4 +1,4 @@
-"""A tiny Whisper with random weights, as a folder of the Hub has it, and what transformers makes of it."""
+"""A tiny Whisper with random weights, as a folder of the Hub, and sounds to transcribe."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from transformers import GenerationConfig, WhisperConfig, WhisperFeatureExtracto
 
 from .specimen import Specimen
 
-FRAMES = 100  # of a window, which is a second
+FRAMES = 100  # of a window of one second
 TEXT, END, START = 60, 60, 61  # ids below END are text
 LANGUAGES = {"<|en|>": 62, "<|de|>": 63}
 TASKS = {"translate": 64, "transcribe": 65}
@@ -22,7 +22,7 @@ LARGER = {"embed_tokens": 10, "embed_positions": 40}
 
 
 def model(seed: int = 0, larger: float = 1.0, **changes: Any) -> WhisperForConditionalGeneration:
-    """Weights so large that the choice of tokens depends on sound, text and place."""
+    """Return a model with weights so large that its tokens depend on sound, text and position."""
     shape = {
         "vocab_size": VOCAB,
         "d_model": 64,
@@ -38,14 +38,14 @@ def model(seed: int = 0, larger: float = 1.0, **changes: Any) -> WhisperForCondi
     ends = {"bos_token_id": END, "eos_token_id": END, "pad_token_id": END, "decoder_start_token_id": START}
     config = WhisperConfig(**shape | ends | changes)
     torch.manual_seed(seed)
-    made = WhisperForConditionalGeneration(config).eval()
+    network = WhisperForConditionalGeneration(config).eval()
     with torch.no_grad():
-        for name, parameter in made.named_parameters():
+        for name, parameter in network.named_parameters():
             last = name.split(".")[-2]
             decodes = name.startswith("model.decoder")
             if parameter.dim() > 1:
                 parameter.mul_(larger * LARGER.get(last, 10) * (5 if decodes and last in ("out_proj", "fc2") else 1))
-    made.generation_config = GenerationConfig(
+    network.generation_config = GenerationConfig(
         bos_token_id=END,
         eos_token_id=END,
         pad_token_id=END,
@@ -60,37 +60,37 @@ def model(seed: int = 0, larger: float = 1.0, **changes: Any) -> WhisperForCondi
         begin_suppress_tokens=[7, END],
         return_timestamps=False,
     )
-    return made
+    return network
 
 
 def extractor(seconds: int = 1) -> WhisperFeatureExtractor:
     return WhisperFeatureExtractor(chunk_length=seconds)
 
 
-def save(made: WhisperForConditionalGeneration, folder: Path) -> Path:
-    made.save_pretrained(folder)
-    extractor(made.config.max_source_positions // 50).save_pretrained(folder)
+def save(network: WhisperForConditionalGeneration, folder: Path) -> Path:
+    network.save_pretrained(folder)
+    extractor(network.config.max_source_positions // 50).save_pretrained(folder)
     write_tokenizer(folder)
     return folder
 
 
 def write_tokenizer(folder: Path) -> None:
-    """Each token is a word of its own; a timestamp is no special token, as in real ones."""
+    """Write a tokenizer with one token per word. Timestamps are not special tokens, as in real ones."""
     import tokenizers
 
     words = {f"w{k}": k for k in range(TEXT)}
     names = ["<|endoftext|>", "<|startoftranscript|>", *LANGUAGES, "<|translate|>", "<|transcribe|>", "<|startoflm|>"]
     names += ["<|startofprev|>", "<|nospeech|>", "<|notimestamps|>"]
-    made = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="w0"))
-    made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
-    made.add_special_tokens(names)
-    made.add_tokens([tokenizers.AddedToken(f"<|{k * 0.02:.2f}|>", special=False) for k in range(FRAMES // 2 + 1)])
-    made.save(str(folder / "tokenizer.json"))
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="w0"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    tokenizer.add_special_tokens(names)
+    tokenizer.add_tokens([tokenizers.AddedToken(f"<|{k * 0.02:.2f}|>", special=False) for k in range(FRAMES // 2 + 1)])
+    tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|endoftext|>"}))
 
 
 def sound(seconds: float, seed: int = 0) -> np.ndarray:
-    """Tones that come and go, and some noise."""
+    """Return tones that come and go, and some noise."""
     random, t = np.random.default_rng(seed), np.arange(int(seconds * 16000)) / 16000
     tones = sum(
         np.sin(2 * np.pi * (f * t + 30 * np.sin(3 * t))) * (np.sin(2 * np.pi * t * s) > 0)

@@ -1,4 +1,4 @@
-"""A language model of one layer with random weights, of the words of `words.py`."""
+"""A language model of one layer with random weights and the vocabulary of `words.py`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CONTEXT = 96
 
 
 class TinyLM(nn.Module):
-    """`forward(tokens (1, S), position (1))`; called as it is, plain PyTorch over all tokens so far is `logits`."""
+    """A model with a cache; `logits` is the reference without one, over all tokens so far."""
 
     def __init__(self, *, every: bool = False, dim: int = 32, heads: int = 2) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class TinyLM(nn.Module):
         for name in ("keys", "values"):
             self.register_buffer(name, torch.zeros(1, CONTEXT, heads, dim // heads), persistent=False)
 
-    def forward(self, tokens: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
+    def forward(self, tokens: torch.Tensor, position: torch.Tensor) -> torch.Tensor:  # (1, S), (1)
         length, start = tokens.shape[1], position[0].item()
         torch._check(start >= 0)
         torch._check(start + length <= CONTEXT)
@@ -47,7 +47,7 @@ class TinyLM(nn.Module):
         return self.head(x if self.every else x[:, -1])
 
     def logits(self, tokens: list[int]) -> torch.Tensor:
-        """(S, V) of all positions, without a cache."""
+        """Return the logits of all positions, (S, V), without a cache."""
         ids = torch.tensor([tokens])
         x = self.embedding(ids) + self.positions[: len(tokens)]
         q, k, v = (part.view(1, len(tokens), self.heads, -1).transpose(1, 2) for part in self.qkv(x).chunk(3, -1))
@@ -55,11 +55,11 @@ class TinyLM(nn.Module):
         return self.head(x + self.out(y))[0].detach()
 
     def greedy(self, tokens: list[int], count: int) -> list[int]:
-        """A continuation by the book."""
-        made = list(tokens)
+        """Return the greedy continuation, computed without a cache."""
+        sequence = list(tokens)
         for _ in range(count):
-            made.append(int(self.logits(made)[-1].argmax()))
-        return made[len(tokens) :]
+            sequence.append(int(self.logits(sequence)[-1].argmax()))
+        return sequence[len(tokens) :]
 
 
 def export(module: TinyLM, path: Path, chunk: int = CONTEXT - 1, **constants: Any) -> None:

@@ -13,7 +13,7 @@ from .specimen import Specimen
 
 
 def lively(model: nn.Module) -> nn.Module:
-    """`model` for inference, with weights and statistics that let what goes in reach what comes out at scale 1."""
+    """Prepare `model` for inference, with weights and statistics that keep activations at scale 1; return it."""
     for name, parameter in model.named_parameters():
         if parameter.dim() > 1 and "token" not in name and "positions" not in name:
             nn.init.normal_(parameter, std=1.5 / parameter[0].numel() ** 0.5)
@@ -102,7 +102,7 @@ class SqueezeExcite(nn.Module):
 
 
 class Inverted(nn.Module):
-    """Widen, depthwise, maybe squeeze and excite, narrow; with a shortcut where the sizes allow."""
+    """An inverted residual: widen, depthwise, optional squeeze and excite, narrow; a shortcut if the sizes allow."""
 
     def __init__(
         self, inputs: int, outputs: int, stride: int, activation: type[nn.Module], squeeze: bool = False
@@ -160,7 +160,7 @@ class Bottleneck(nn.Module):
 
 
 class PlainMobileNet(nn.Module):
-    """Of what quantizers take."""
+    """A MobileNet of the operators that quantizers support."""
 
     def __init__(self, classes: int = 10) -> None:
         super().__init__()
@@ -179,7 +179,7 @@ def _twice(inputs: int, outputs: int) -> nn.Sequential:
 
 
 class UNet(nn.Module):
-    """Two levels down; up again by a transposed convolution and by bilinear interpolation."""
+    """Two levels down, then up by a transposed convolution and by bilinear interpolation."""
 
     def __init__(self, classes: int = 2) -> None:
         super().__init__()
@@ -213,7 +213,7 @@ class ViT(nn.Module):
 
 
 class Bert(nn.Module):
-    """As BERT: positions are learnt, norms come after; what is padding is not attended to."""
+    """A BERT: learnt positions, post-norm, and a mask for padding."""
 
     def __init__(self, width: int = 16, heads: int = 2, vocabulary: int = 50, longest: int = 12) -> None:
         super().__init__()
@@ -225,7 +225,7 @@ class Bert(nn.Module):
         self.pooler = nn.Linear(width, width)
 
     def forward(self, ids: torch.Tensor, real: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Tokens (B, T) and whether they are real, 0 or 1, (B, T), to states (B, T, D) and one for each text (B, D)."""
+        """Map tokens (B, T) and a mask of 0 and 1 (B, T) to states (B, T, D) and one per text (B, D)."""
         b, t = ids.shape
         x = self.norm1(self.tokens(ids) + self.positions(torch.arange(t)))
         q, k, v = (f(x).view(b, t, self.heads, -1).transpose(1, 2) for f in (self.query, self.key, self.value))
@@ -236,7 +236,7 @@ class Bert(nn.Module):
 
 
 class AudioEncoder(nn.Module):
-    """As Whisper's: two convolutions over a log-mel spectrogram, the second with stride 2, then attention."""
+    """An encoder like Whisper's: two convolutions over a log-mel spectrogram, one of stride 2, then attention."""
 
     def __init__(self, mels: int = 8, frames: int = 24, width: int = 16) -> None:
         super().__init__()
@@ -251,7 +251,7 @@ class AudioEncoder(nn.Module):
 
 
 class Recurrent(nn.Module):
-    """Both directions; the outputs and the last states."""
+    """A bidirectional recurrence that returns its outputs and its last states."""
 
     def __init__(self, kind: type[nn.LSTM] | type[nn.GRU], inputs: int = 6, width: int = 8) -> None:
         super().__init__()
@@ -298,7 +298,7 @@ class Detector(nn.Module):
 
 
 class Streaming(nn.Module):
-    """A convolution that remembers the frames before, and a mean of all that it gave."""
+    """A convolution that stores the preceding frames, and the running mean of its outputs."""
 
     past: torch.Tensor
     mean: torch.Tensor
@@ -319,7 +319,7 @@ class Streaming(nn.Module):
 
 
 class Autoencoder(nn.Module):
-    """Halves that are methods of their own."""
+    """An autoencoder whose halves are methods of their own."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -331,7 +331,7 @@ class Autoencoder(nn.Module):
 
 
 class Branches(nn.Module):
-    """What is done depends on the values, and some are replaced by the host, which alone has `masked_scatter`."""
+    """A data-dependent branch, and `masked_scatter`, which only the host has."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -343,7 +343,7 @@ class Branches(nn.Module):
 
 
 class Everything(nn.Module):
-    """An input as it came, one result twice, None, an int that is known and one that is not."""
+    """An unchanged input, one result twice, None, a constant int and a symbolic one."""
 
     def forward(self, x: torch.Tensor, n: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, None, int, int]:
         y = x[:n] * 2
@@ -351,7 +351,7 @@ class Everything(nn.Module):
 
 
 class Whole(nn.Module):
-    """Numbers that need all of their 64 bits."""
+    """Arithmetic on ints that need 64 bits."""
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         return x * x + 1, x // 3, torch.cumsum(x, 0)
@@ -365,7 +365,7 @@ def _text() -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randint(0, 50, (3, 9)), (torch.arange(9) < torch.randint(1, 10, (3, 1))).long()
 
 
-SPECIMENS = {  # with the weights of a new module; see `lively`
+SPECIMENS = {  # with PyTorch's initial weights; see `lively`
     "ResNet": Specimen(ResNet, _noise(2, 3, 32, 32)),
     "MobileNet": Specimen(MobileNet, _noise(2, 3, 32, 32)),
     "plain MobileNet": Specimen(PlainMobileNet, _noise(2, 3, 16, 16)),

@@ -1,4 +1,4 @@
-"""A tiny SmolVLM and a tiny Idefics3 with random weights, as folders of the Hub have them."""
+"""A tiny SmolVLM and a tiny Idefics3 with random weights, as folders of the Hub."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ KINDS: dict[str, tuple[Any, Any]] = {
 
 
 def model(kind: str = "smolvlm", tied: bool = False) -> Any:
-    """Weights so large that the choice of tokens depends on the picture and on the text."""
+    """Return a model with weights so large that its tokens depend on the picture and on the text."""
     config, network = KINDS[kind]
     vision = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
     text = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
     more = {"num_key_value_heads": 2, "max_position_embeddings": 256, "model_type": "llama", "vocab_size": VOCAB}
     torch.manual_seed(0)
-    made = network(
+    instance = network(
         config(
             vision_config=vision | {"image_size": SIZE, "patch_size": PATCH},
             text_config=text | more | {"pad_token_id": WORDS},
@@ -57,11 +57,11 @@ def model(kind: str = "smolvlm", tied: bool = False) -> Any:
         )
     ).eval()
     with torch.no_grad():
-        for name, parameter in made.named_parameters():
+        for name, parameter in instance.named_parameters():
             if parameter.dim() > 1:
                 parameter.mul_(20 if "embed" in name or "connector" in name else 8)
-    made.generation_config = GenerationConfig(bos_token_id=WORDS + 1, eos_token_id=WORDS + 2, pad_token_id=WORDS)
-    return made
+    instance.generation_config = GenerationConfig(bos_token_id=WORDS + 1, eos_token_id=WORDS + 2, pad_token_id=WORDS)
+    return instance
 
 
 def processor(split: bool = True) -> Idefics3ImageProcessorPil:
@@ -69,8 +69,8 @@ def processor(split: bool = True) -> Idefics3ImageProcessorPil:
     return Idefics3ImageProcessorPil(do_image_splitting=split, **sizes)
 
 
-def save(made: Any, folder: Path, split: bool = True) -> Path:
-    made.save_pretrained(folder)
+def save(network: Any, folder: Path, split: bool = True) -> Path:
+    network.save_pretrained(folder)
     processor(split).save_pretrained(folder)
     words = {f"w{k}": k for k in range(WORDS)} | {"?": WORDS}
     tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="?"))
@@ -88,8 +88,8 @@ def picture(height: int, width: int, seed: int = 0) -> np.ndarray:
     return np.kron(coarse, np.ones((-(-height // 5), -(-width // 7), 1), np.uint8))[:height, :width]
 
 
-def _asked() -> tuple[Any, ...]:
-    """Return tokens with places for a picture of one tile, a mask, and the picture."""
+def _inputs() -> tuple[Any, ...]:
+    """Return tokens with placeholders for a picture of one tile, a mask, and the picture."""
     ids = torch.tensor([[1, 2, *[IMAGE] * (SIZE // PATCH // PACK) ** 2, 3]])
     return ids, torch.ones_like(ids), None, None, None, torch.randn(1, 1, 3, SIZE, SIZE)
 
@@ -98,4 +98,4 @@ def _write(kind: str, folder: Path) -> Path:
     return save(model(kind), folder)
 
 
-SPECIMENS = {kind: Specimen(partial(model, kind), _asked, partial(_write, kind)) for kind in KINDS}
+SPECIMENS = {kind: Specimen(partial(model, kind), _inputs, partial(_write, kind)) for kind in KINDS}

@@ -1,4 +1,4 @@
-"""What the table of tiny models knows about each."""
+"""The entry of a tiny model in the table of the zoo."""
 
 from __future__ import annotations
 
@@ -17,4 +17,4 @@ class Specimen:
 
     build: Callable[[], nn.Module]
     inputs: Callable[[], tuple[Any, ...]]  # of a call
-    write: Callable[[Path], object] | None = None  # as a folder of the Hub; None: it has no such folder
+    write: Callable[[Path], object] | None = None  # writes it as a folder of the Hub; None: it has no such folder

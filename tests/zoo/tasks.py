@@ -49,11 +49,11 @@ POOLING = {"word_embedding_dimension": 32, "pooling_mode_mean_tokens": True, "po
 
 
 def write(folder: Path, name: str) -> Path:
-    """The model of that name in a folder."""
+    """Write the model of that name and its processor."""
     torch.manual_seed(0)
-    made, processor = MODELS[name]()
+    network, processor = MODELS[name]()
     t.utils.logging.disable_progress_bar()
-    made.save_pretrained(folder)
+    network.save_pretrained(folder)
     if processor is None or name == "clip":
         (folder / "vocab.txt").write_text("\n".join(WORDS.split()))
         t.BertTokenizer(vocab=str(folder / "vocab.txt")).save_pretrained(folder)
@@ -67,7 +67,7 @@ def write(folder: Path, name: str) -> Path:
 
 
 def make_sentences(folder: Path) -> None:
-    """A folder of sentence-transformers."""
+    """Turn a model's folder into one of sentence-transformers."""
     kinds = (("Transformer", ""), ("Pooling", "1_Pooling"), ("Normalize", "2_Normalize"))
     listed = [
         {"idx": k, "path": path, "type": f"sentence_transformers.models.{kind}"} for k, (kind, path) in enumerate(kinds)

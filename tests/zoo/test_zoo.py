@@ -1,4 +1,4 @@
-"""The table of tiny models: a model is the same each time, takes its inputs, and its folder is written once."""
+"""The table of tiny models: building is deterministic, inputs fit, and a folder is written once."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch.utils._pytree import tree_leaves
 from tests.zoo import KINDS, folder, specimens
 from tests.zoo.specimen import Specimen
 
-SAMPLES = 3  # of a kind, where it has tests of its own for each
+SAMPLES = 3  # of a kind whose models all have tests elsewhere
 
 
 def built(specimen: Specimen) -> torch.nn.Module:
@@ -19,12 +19,12 @@ def built(specimen: Specimen) -> torch.nn.Module:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_models_take_their_inputs(kind: str) -> None:
-    found = specimens(kind)
-    for name in [n for n in found if kind in ("modules", "language", "tasks") or n in list(found)[:SAMPLES]]:
-        module, again = (built(found[name]) for _ in range(2))
+    models = specimens(kind)
+    for name in [n for n in models if kind in ("modules", "language", "tasks") or n in list(models)[:SAMPLES]]:
+        module, again = (built(models[name]) for _ in range(2))
         torch.testing.assert_close(dict(module.named_parameters()), dict(again.named_parameters()), rtol=0, atol=0)
         with torch.no_grad():
-            outputs = tree_leaves(module(*found[name].inputs()))
+            outputs = tree_leaves(module(*models[name].inputs()))
         assert all(x.isfinite().all() for x in outputs if isinstance(x, torch.Tensor)), name
 
 

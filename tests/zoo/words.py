@@ -1,4 +1,4 @@
-"""A byte-level tokenizer trained on a few lines, and how it is kept beside a model."""
+"""A byte-level tokenizer trained on a few lines, and its files next to a model."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ SPECIAL = ["<s>", "</s>", "<|user|>", "<|assistant|>", "<|system|>"]
 
 
 def tokenizer() -> tokenizers.Tokenizer:
-    made = tokenizers.Tokenizer(tokenizers.models.BPE())
-    made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.decoder = tokenizers.decoders.ByteLevel()
+    result = tokenizers.Tokenizer(tokenizers.models.BPE())
+    result.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    result.decoder = tokenizers.decoders.ByteLevel()
     alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
     trainer = tokenizers.trainers.BpeTrainer(
         vocab_size=VOCABULARY, initial_alphabet=alphabet, special_tokens=SPECIAL, show_progress=False
     )
-    made.train_from_iterator(TEXT, trainer)
-    return made
+    result.train_from_iterator(TEXT, trainer)
+    return result
 
 
 def write_tokenizer(model: Path) -> tokenizers.Tokenizer:
-    """The files beside a model."""
-    made = tokenizer()
-    made.save(str(model.with_name(f"{model.stem}.tokenizer.json")))
+    """Write the tokenizer's files next to a model, and return the tokenizer."""
+    result = tokenizer()
+    result.save(str(model.with_name(f"{model.stem}.tokenizer.json")))
     config = {"bos_token": "<s>", "eos_token": {"content": "</s>"}, "chat_template": TEMPLATE}
     model.with_name(f"{model.stem}.tokenizer_config.json").write_text(json.dumps(config))
-    return made
+    return result
