@@ -1,8 +1,8 @@
 """The parts of a diffusion pipeline around its models, in NumPy: tokens, noise levels, and schedulers.
 
 A scheduler turns noise into a picture in few steps, given a model that predicts the noise. A latent at level t is
-sqrt(a[t]) · picture + sqrt(1 - a[t]) · noise. A scheduler has `levels`, from most noise to least. `start` returns the first
-latent, `scaled` the input of the model, and `step` the latent at the next level.
+sqrt(a[t]) · picture + sqrt(1 - a[t]) · noise. A scheduler has `levels`, from most noise to least. `start` returns the
+first latent, `scaled` the input of the model, and `step` the latent at the next level.
 """
 
 from __future__ import annotations
