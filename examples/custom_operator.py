@@ -1,10 +1,10 @@
-"""An operator of one's own: a PyTorch library defines it, and ptegpu learns to run it, without a change to either.
+"""Custom operators: a PyTorch library defines two, and this file registers them with ptegpu, without changing either.
 
     python examples/custom_operator.py
 
-Two operators: `mylib::bump`, elementwise, is one line of WGSL. `mylib::row_norm`, one number for each row, has a shape
-rule and a kernel. What is registered before `ptegpu.load` runs like any other operator: it joins the plans, takes
-dynamic shapes, and shows in `ptegpu inspect` where that is started by a program that imports this file.
+`mylib::bump`, elementwise, is one line of WGSL. `mylib::row_norm`, one number for each row, has a shape rule and a
+kernel. An operator that is registered before `ptegpu.load` behaves like any other: it is part of plans and supports
+dynamic shapes. `ptegpu inspect` also lists it if a program that imports this file starts the command.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ptegpu.dtypes import DType
 from ptegpu.export import export
 from ptegpu.ops.custom import Dispatch, KernelSpec, Out, Steps, Storage, Target, Tensor, build, floats, op, unary
 
-# PyTorch's side: schemas, and what they compute. ExecuTorch calls the variants with `out`.
+# PyTorch: schemas and implementations. ExecuTorch calls the variants with `out`.
 library = torch.library.Library("mylib", "DEF")
 library.define("bump(Tensor x) -> Tensor")
 library.define("bump.out(Tensor x, *, Tensor(a!) out) -> Tensor(a!)")
@@ -44,7 +44,7 @@ for function in (bump, row_norm):
         "CompositeExplicitAutograd",
     )
 
-# ptegpu's side. The names are those of the functional variants: namespace.operator.overload.
+# ptegpu: operators are named by their functional variants, namespace.operator.overload.
 unary("mylib.bump.default", floats("exp(-a * a)"))
 
 
@@ -53,7 +53,7 @@ def row_norm_rule(x: Tensor, eps: float, *, target: Target) -> Steps:
     out = yield Out(x.shape[:-1], DType.F32)  # (…, D) → (…)
     kernel = row_norm_kernel(target)
     rows, length = math.prod(x.shape[:-1]), x.shape[-1]
-    groups = -(-rows // kernel.kernel.workgroup)  # an invocation for each row, so many to a workgroup
+    groups = -(-rows // kernel.kernel.workgroup)  # one invocation per row
     yield Dispatch(kernel, [x], [out], groups, {"rows": rows, "length": length, "eps": eps})
 
 

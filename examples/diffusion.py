@@ -1,11 +1,11 @@
-"""Draws what a text says with a small latent diffusion pipeline, on any GPU.
+"""A small latent diffusion pipeline that draws a picture from a text, on any GPU.
 
     python examples/diffusion.py "a large red circle" -o picture.png
     python examples/diffusion.py "a small blue cross" --scheduler euler --steps 20 --guidance 3 --compare
 
 The first run exports the text encoder, the U-Net and the decoder of `diffusion_models.py` to three `.pte` files (extra
-`export`); later runs need NumPy and ptegpu only. `--compare` computes every step in PyTorch, too. The models know small
-and large red, green, blue and yellow circles, squares, triangles and crosses, and nothing else.
+`export`); later runs need NumPy and ptegpu only. `--compare` also computes every step in PyTorch. The models know only
+small and large red, green, blue and yellow circles, squares, triangles and crosses.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Model = Callable[..., np.ndarray]
 
 
 def export(folder: Path, *, delegate: bool = True) -> None:
-    """Three programs in a folder. Texts come in twos: none, and the prompt."""
+    """Write the three programs into a folder. Texts have a batch of two: the empty text and the prompt."""
     import diffusion_models
     import torch
 
@@ -43,7 +43,7 @@ def export(folder: Path, *, delegate: bool = True) -> None:
 
 
 def in_pytorch() -> dict[str, Model]:
-    """The same models, computed by PyTorch."""
+    """Return the same models in PyTorch."""
     import diffusion_models
     import torch
 
@@ -58,27 +58,27 @@ def in_pytorch() -> dict[str, Model]:
 def sample(
     models: dict[str, Any], prompt: str, scheduler: str, steps: int, guidance: float, seed: int
 ) -> Iterator[np.ndarray]:
-    """The latents (1, 4, 8, 8) after each step; the last are those of the picture."""
-    way = SCHEDULERS[scheduler](signal_levels(), steps)
+    """Yield the latents (1, 4, 8, 8) after each step; the last ones decode to the picture."""
+    schedule = SCHEDULERS[scheduler](signal_levels(), steps)
     context = models["text"](np.concatenate([tokens(""), tokens(prompt)]))  # (2, LENGTH, 32)
-    x = way.start(np.random.default_rng(seed).standard_normal((1, 4, 8, 8), np.float32))
-    for i, level in enumerate(way.levels):
-        both = np.repeat(way.scaled(x, i), 2, axis=0)
-        without, wanted = np.split(models["unet"](both, np.full(2, level, np.float32), context), 2)
-        x = way.step(x, without + guidance * (wanted - without), i)
+    x = schedule.start(np.random.default_rng(seed).standard_normal((1, 4, 8, 8), np.float32))
+    for i, level in enumerate(schedule.levels):
+        both = np.repeat(schedule.scaled(x, i), 2, axis=0)
+        without_text, with_text = np.split(models["unet"](both, np.full(2, level, np.float32), context), 2)
+        x = schedule.step(x, without_text + guidance * (with_text - without_text), i)
         yield x
 
 
 def pixels(picture: np.ndarray, times: int = 1) -> np.ndarray:
-    """(1, 3, H, W) from -1 to 1 as bytes (H, W, 3), each pixel several times."""
-    found = np.clip((picture[0] + 1) * 127.5, 0, 255).round().astype(np.uint8).transpose(1, 2, 0)
-    return found.repeat(times, 0).repeat(times, 1)
+    """Convert (1, 3, H, W) from -1 to 1 to bytes (H, W, 3), repeating each pixel `times` times."""
+    image = np.clip((picture[0] + 1) * 127.5, 0, 255).round().astype(np.uint8).transpose(1, 2, 0)
+    return image.repeat(times, 0).repeat(times, 1)
 
 
 def png(image: np.ndarray) -> bytes:
-    """(H, W, 3) bytes as a file."""
+    """Encode bytes (H, W, 3) as a PNG file."""
     height, width, _ = image.shape
-    rows = b"".join(b"\0" + row.tobytes() for row in image)  # each without a filter
+    rows = b"".join(b"\0" + row.tobytes() for row in image)  # filter type 0 for each row
 
     def chunk(kind: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
@@ -88,25 +88,25 @@ def png(image: np.ndarray) -> bytes:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Draws what a text says, on any GPU.")
+    parser = argparse.ArgumentParser(description="Draw a picture from a text, on any GPU.")
     parser.add_argument(
         "prompt", nargs="?", default="a large red circle", help=f"of these words: {', '.join(WORDS[1:])}"
     )
     parser.add_argument("-o", "--output", type=Path, default=Path("picture.png"))
     parser.add_argument("--scheduler", choices=SCHEDULERS, default="dpm")
     parser.add_argument("--steps", type=int, default=12)
-    parser.add_argument("--guidance", type=float, default=3.0, help="how much the text counts")
+    parser.add_argument("--guidance", type=float, default=3.0, help="weight of the text")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--folder", type=Path, default=Path("diffusion"), help="where the programs are, or go")
-    parser.add_argument("--compare", action="store_true", help="with PyTorch, step by step")
+    parser.add_argument("--folder", type=Path, default=Path("diffusion"), help="folder of the exported programs")
+    parser.add_argument("--compare", action="store_true", help="compare each step with PyTorch")
     args = parser.parse_args()
     if not all((args.folder / f"{name}.pte").exists() for name in NAMES):
         export(args.folder)
-    how = (args.prompt, args.scheduler, args.steps, args.guidance, args.seed)
+    options = (args.prompt, args.scheduler, args.steps, args.guidance, args.seed)
     with ExitStack() as stack:
         models = {name: stack.enter_context(ptegpu.load(args.folder / f"{name}.pte")) for name in NAMES}
-        expected = sample(in_pytorch(), *how) if args.compare else None
-        for step, latents in enumerate(sample(models, *how), 1):
+        expected = sample(in_pytorch(), *options) if args.compare else None
+        for step, latents in enumerate(sample(models, *options), 1):
             if expected is not None:
                 reference = next(expected)
                 apart = float(abs(latents - reference).max())

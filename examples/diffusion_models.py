@@ -1,8 +1,8 @@
-"""The models of a small latent diffusion pipeline in plain PyTorch, and how they learn to draw coloured shapes.
+"""The models of a small latent diffusion pipeline in plain PyTorch, and their training on coloured shapes.
 
-A text encoder of CLIP's make, a U-Net with cross attention that removes noise from latents, and the decoder of an
-autoencoder that turns latents into pixels. `python examples/diffusion_models.py` trains all of them on pictures that it
-draws itself, for `--minutes`, and writes the weights that `diffusion.py` uses; `--more` begins with those it finds.
+The models are a text encoder like CLIP's, a U-Net with cross attention that predicts the noise in latents, and the
+decoder of an autoencoder that turns latents into pixels. `python examples/diffusion_models.py` trains them on pictures
+that it draws itself, for `--minutes`, and writes the weights for `diffusion.py`; `--more` continues from these weights.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from diffusion_steps import COLOURS, LENGTH, LEVELS, SHAPES, SIZES, WORDS, signa
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-PIXELS, SIDE, LATENT = 32, 8, 4  # of a picture; of its latents and their channels
-WIDTH, CHANNELS, INNER = 32, 24, 40  # of the text; of the U-Net where it has 8 × 8 places and where it has 4 × 4
+PIXELS, SIDE, LATENT = 32, 8, 4  # picture size; latent size and channels
+WIDTH, CHANNELS, INNER = 32, 24, 40  # text; U-Net at 8 × 8 and at 4 × 4
 WEIGHTS = Path(__file__).with_name("diffusion.npz")
 
 
 class Attention(nn.Module):
-    """From x to itself or to a context."""
+    """Self-attention, or cross attention to a context."""
 
     def __init__(self, width: int, context: int, heads: int = 2) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ class Residual(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Each place attends to the others, then to the text."""
+    """A block in which positions attend to each other, then to the text."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -80,7 +80,7 @@ class Transformer(nn.Module):
         self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
 
     def forward(self, x: Tensor, text: Tensor) -> Tensor:
-        y = x.flatten(2).transpose(1, 2)  # (B, places, width)
+        y = x.flatten(2).transpose(1, 2)  # (B, positions, width)
         z = self.norm1(y)
         y = y + self.self_attention(z, z)
         y = y + self.cross_attention(self.norm2(y), text)
@@ -89,7 +89,7 @@ class Transformer(nn.Module):
 
 
 class UNet(nn.Module):
-    """The noise in latents."""
+    """A U-Net that predicts the noise in latents."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -103,7 +103,7 @@ class UNet(nn.Module):
         self.norm, self.last = nn.GroupNorm(8, CHANNELS), nn.Conv2d(CHANNELS, LATENT, 3, padding=1)
 
     def forward(self, x: Tensor, level: Tensor, text: Tensor) -> Tensor:
-        """Latents (B, 4, 8, 8), their level of noise (B,) float32, texts (B, LENGTH, WIDTH) → (B, 4, 8, 8)."""
+        """Map latents (B, 4, 8, 8), noise levels (B,) float32 and texts (B, LENGTH, WIDTH) to noise (B, 4, 8, 8)."""
         rates = torch.exp(-math.log(10000.0) * torch.arange(CHANNELS // 2) / (CHANNELS // 2))
         angles = level[:, None] * rates
         t = self.level(torch.cat([angles.cos(), angles.sin()], 1))
@@ -115,13 +115,13 @@ class UNet(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Latents (B, 4, 8, 8) to pixels (B, 3, 32, 32), from about -1 to 1."""
+    """A decoder of latents (B, 4, 8, 8) to pixels (B, 3, 32, 32), from about -1 to 1."""
 
     def __init__(self) -> None:
         super().__init__()
         self.first, self.middle = nn.Conv2d(LATENT, 32, 3, padding=1), nn.Conv2d(32, 24, 3, padding=1)
         self.fine, self.last = nn.Conv2d(24, 16, 3, padding=1), nn.Conv2d(16, 3, 3, padding=1)
-        self.register_buffer("scale", torch.ones(()))  # the deviation of the autoencoder's latents
+        self.register_buffer("scale", torch.ones(()))  # standard deviation of the autoencoder's latents
 
     def forward(self, z: Tensor) -> Tensor:
         y = F.silu(self.first(z * self.scale))
@@ -131,7 +131,7 @@ class Decoder(nn.Module):
 
 
 class Encoder(nn.Sequential):
-    """Pixels to latents, in training only."""
+    """An encoder of pixels to latents, used only in training."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -147,15 +147,15 @@ class Models(nn.Module):
 
 
 def load(path: Path = WEIGHTS) -> Models:
-    """With the weights of a file; float16 there."""
+    """Return the models with the weights of a file, which stores them in float16."""
     models = Models()
-    with np.load(path) as found:
-        models.load_state_dict({name: torch.from_numpy(found[name]).float() for name in found.files})
+    with np.load(path) as weights:
+        models.load_state_dict({name: torch.from_numpy(weights[name]).float() for name in weights.files})
     return models.requires_grad_(False).eval()
 
 
 def draw(size: str, colour: str, shape: str, x: float, y: float) -> np.ndarray:
-    """(3, 32, 32) from -1 to 1: one shape on white, with smooth edges."""
+    """Return a picture (3, 32, 32) from -1 to 1: one shape on white, with smooth edges."""
     down, right = np.mgrid[0:PIXELS, 0:PIXELS] + 0.5
     u, v, r = right - x, down - y, 5.5 if size == "small" else 10.0
     outside = {
@@ -172,7 +172,7 @@ def draw(size: str, colour: str, shape: str, x: float, y: float) -> np.ndarray:
 
 
 def batch(rng: np.random.Generator, count: int) -> tuple[Tensor, Tensor]:
-    """Pictures (B, 3, 32, 32) and the tokens of what they show (B, LENGTH); of some, nothing is said of the size."""
+    """Return pictures (B, 3, 32, 32) and the tokens of their captions (B, LENGTH), some without a size."""
     pictures, texts = [], []
     for _ in range(count):
         size, colour, shape = (str(rng.choice(list(x))) for x in (SIZES, COLOURS, SHAPES))
@@ -183,7 +183,7 @@ def batch(rng: np.random.Generator, count: int) -> tuple[Tensor, Tensor]:
 
 
 def train(models: Models, seconds: float, seed: int = 0) -> Models:
-    """The first part of the time is for the autoencoder, the rest for the text encoder and the U-Net."""
+    """Train the autoencoder for the first 40 % of the time, then the text encoder and the U-Net."""
     torch.manual_seed(seed)
     rng = np.random.default_rng(seed)
     encoder = Encoder()
@@ -218,10 +218,10 @@ def train(models: Models, seconds: float, seed: int = 0) -> Models:
         optimizer.param_groups[0]["lr"] = 2e-3 * (1 - (now - begin) / (seconds - begin)) + 1e-5
         chosen = torch.from_numpy(rng.integers(0, len(latents), 64))
         level = torch.randint(0, LEVELS, (64,))
-        noise, kept = torch.randn(64, LATENT, SIDE, SIDE), signal[level][:, None, None, None]
-        text = models.text(texts[chosen] * (torch.rand(64, 1) > 0.1))  # sometimes without a text, for guidance
-        found = models.unet(latents[chosen] * kept.sqrt() + noise * (1 - kept).sqrt(), level.float(), text)
-        loss = F.mse_loss(found, noise)
+        noise, share = torch.randn(64, LATENT, SIDE, SIDE), signal[level][:, None, None, None]
+        text = models.text(texts[chosen] * (torch.rand(64, 1) > 0.1))  # drop 10 % of the texts, for guidance
+        predicted = models.unet(latents[chosen] * share.sqrt() + noise * (1 - share).sqrt(), level.float(), text)
+        loss = F.mse_loss(predicted, noise)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -235,9 +235,9 @@ def train(models: Models, seconds: float, seed: int = 0) -> Models:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description="Trains the models of diffusion.py.")
+    parser = argparse.ArgumentParser(description="Train the models of diffusion.py.")
     parser.add_argument("--minutes", type=float, default=20)
-    parser.add_argument("--more", action="store_true", help="begin with the weights that are there")
+    parser.add_argument("--more", action="store_true", help="continue from the existing weights")
     args = parser.parse_args()
     trained = train(load().requires_grad_() if args.more else Models(), 60 * args.minutes)
     np.savez(WEIGHTS, **{name: value.half().numpy() for name, value in trained.state_dict().items()})

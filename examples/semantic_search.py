@@ -1,10 +1,10 @@
-"""Search by meaning: MiniLM, exported once to a `.pte`, embeds a corpus on the GPU and ranks it for each query.
+"""Semantic search: MiniLM, exported once to a `.pte`, embeds a corpus on the GPU and ranks it for each query.
 
     python examples/semantic_search.py --model MiniLM "how do birds find their way" "a cheap dinner"
     python examples/semantic_search.py --corpus notes.txt --top 5 --json "the meeting about the budget"
 
-The folder is that of all-MiniLM-L6-v2, or of any other text encoder. The first run exports it, which needs PyTorch and
-transformers (`pip install "ptegpu[hf]"`); with the `.pte` there, `pip install "ptegpu[llm]"` is enough.
+The folder has the files of all-MiniLM-L6-v2 or of another text encoder. The first run exports it, which needs PyTorch
+and transformers (`pip install "ptegpu[hf]"`); later runs need only `pip install "ptegpu[llm]"`.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ QUERIES = ("how do birds find their way", "a cheap dinner", "machine learning ha
 
 
 class Missing(Exception):
-    """Something that the example needs is not installed, not there or empty; the message says what to do."""
+    """A file that the example needs is missing or empty; the message says what to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,14 +84,14 @@ class Hit:
 
 
 class Searcher:
-    """Embeds texts with an exported encoder, and ranks a corpus by likeness to a query."""
+    """A text encoder that ranks a corpus by similarity to a query."""
 
     def __init__(self, pipe: ptegpu.Pipeline) -> None:
         self.pipe = pipe
-        self.dispatches = 0  # that the last texts took
+        self.dispatches = 0  # of the last call of `embed`
 
     def embed(self, texts: Sequence[str]) -> np.ndarray:
-        """Unit vectors, float32 (texts, width). Texts of like length share a batch."""
+        """Return unit vectors, float32 (texts, width). Texts of similar length share a batch."""
         order = sorted(range(len(texts)), key=lambda k: len(texts[k]))
         counters = self.pipe.program.device.counters
         before = counters.snapshot()
@@ -100,34 +100,34 @@ class Searcher:
         return vectors[np.argsort(order)]
 
     def rank(self, query: str, texts: Sequence[str], vectors: np.ndarray, top: int) -> list[Hit]:
-        """The `top` texts that mean most nearly what the query means, best first."""
+        """Return the `top` texts that are most similar to the query, best first."""
         scores = vectors @ self.embed([query])[0]
         return [Hit(texts[k], float(scores[k])) for k in np.argsort(-scores, kind="stable")[:top]]
 
 
 def export_to(path: Path, folder: Path) -> None:
-    """What `ptegpu export hf FOLDER -o FILE --task sentence-embedding` does."""
+    """Export the encoder, like `ptegpu export hf FOLDER -o FILE --task sentence-embedding`."""
     if not (folder / "config.json").is_file():
-        raise Missing(f"there is no {folder / 'config.json'}; give the folder of all-MiniLM-L6-v2")
+        raise Missing(f"missing file {folder / 'config.json'}: pass the folder of all-MiniLM-L6-v2")
     from ptegpu.export import Bounds, export_hf
 
     export_hf(folder, path, task="sentence-embedding", bounds=Bounds(MAX_BATCH, MAX_TOKENS))
 
 
 def read_corpus(path: Path | None) -> Sequence[str]:
-    """One text per line."""
+    """Return the texts of a file, one per line."""
     if path is None:
         return CORPUS
     if not path.is_file():
-        raise Missing(f"{path} is no file; give a text file with one text per line")
+        raise Missing(f"{path} is not a file: pass a text file with one text per line")
     texts = [line.strip() for line in path.read_text("utf-8").splitlines() if line.strip()]
     if not texts:
-        raise Missing(f"{path} has no text in it; give a text file with one text per line")
+        raise Missing(f"{path} is empty: pass a text file with one text per line")
     return texts
 
 
 def search(arguments: argparse.Namespace) -> dict[str, Any]:
-    """What the command line asks for, as plain data."""
+    """Run the queries of the command line and return the results as plain data."""
     texts = read_corpus(arguments.corpus)
     if not arguments.pte.exists():
         print(f"Exporting MiniLM to {arguments.pte}, once (a minute or so) …", file=sys.stderr, flush=True)
@@ -148,51 +148,57 @@ def search(arguments: argparse.Namespace) -> dict[str, Any]:
             "plans": len(pipe.program.method("forward").plans),
             "dispatches": searcher.dispatches,
             "queries": [
-                {"query": query, "results": [{"score": hit.score, "text": hit.text} for hit in found]}
-                for query, found in hits.items()
+                {"query": query, "results": [{"score": hit.score, "text": hit.text} for hit in results]}
+                for query, results in hits.items()
             ],
         }
 
 
-def report(found: dict[str, Any]) -> None:
-    for answer in found["queries"]:
+def report(results: dict[str, Any]) -> None:
+    for answer in results["queries"]:
         print(answer["query"])
         for hit in answer["results"]:
             print(f"  {hit['score']:6.3f}  {hit['text']}")
         print()
-    texts = f"{found['texts']} texts, {found['ms_per_text']:.1f} ms each with the making of the kernels"
-    queries = f"{found['ms_per_query']:.1f} ms per query"
-    print(f"{found['device']}: {texts}; {queries}; {found['dispatches']} dispatches")
+    texts = f"{results['texts']} texts, {results['ms_per_text']:.1f} ms each including kernel compilation"
+    queries = f"{results['ms_per_query']:.1f} ms per query"
+    print(f"{results['device']}: {texts}; {queries}; {results['dispatches']} dispatches")
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Search a few sentences, or the lines of a file, by meaning.")
-    parser.add_argument("queries", nargs="*", metavar="QUERY", help="what to look for (some examples, if left out)")
+    parser.add_argument("queries", nargs="*", metavar="QUERY", help="text to search for (default: a few examples)")
     parser.add_argument("--corpus", type=Path, metavar="FILE", help="one text per line (built-in sentences)")
     parser.add_argument("--model", type=Path, default=Path("MiniLM"), metavar="FOLDER", help="the checkpoint (MiniLM)")
-    parser.add_argument("--pte", type=Path, default=Path("minilm.pte"), metavar="FILE", help="made if it is not there")
+    parser.add_argument(
+        "--pte",
+        type=Path,
+        default=Path("minilm.pte"),
+        metavar="FILE",
+        help="exported if missing",
+    )
     parser.add_argument("--top", type=int, default=3, metavar="N", help="results per query (3)")
-    parser.add_argument("--device", default="auto", help="as `ptegpu doctor` lists them (auto)")
+    parser.add_argument("--device", default="auto", help="adapter, as listed by `ptegpu doctor` (auto)")
     parser.add_argument("--json", action="store_true", help="print JSON")
-    given = parser.parse_args(arguments)
-    given.queries = given.queries or list(QUERIES)
-    return given
+    options = parser.parse_args(arguments)
+    options.queries = options.queries or list(QUERIES)
+    return options
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    given = parse(arguments)
+    options = parse(arguments)
     try:
-        found = search(given)
+        results = search(options)
     except (Missing, ptegpu.PtegpuError) as e:
         print(f"error: {e}", file=sys.stderr)
         return 1
     except ModuleNotFoundError as e:
-        print(f'error: {e.name} is not installed; do: pip install "ptegpu[hf]"', file=sys.stderr)
+        print(f'error: {e.name} is not installed: run pip install "ptegpu[hf]"', file=sys.stderr)
         return 1
-    if given.json:
-        print(json.dumps(found, indent=2, ensure_ascii=False))
+    if options.json:
+        print(json.dumps(results, indent=2, ensure_ascii=False))
     else:
-        report(found)
+        report(results)
     return 0
 
 

@@ -1,4 +1,4 @@
-"""The documentation is true: links lead somewhere, generated pages are current, names in it exist."""
+"""Tests of the documentation: links resolve, generated pages are current, and the names in it exist."""
 
 from __future__ import annotations
 
@@ -42,26 +42,26 @@ FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 
 
 def anchors(page: Path) -> set[str]:
-    """The names of a page's headings, as GitHub makes them."""
+    """Return the anchors of a page's headings, as GitHub derives them."""
     headings = re.findall(r"^#+ (.+)$", FENCE.sub("", page.read_text("utf-8")), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", h.lower()).replace(" ", "-") for h in headings}
 
 
 def broken(page: Path) -> list[str]:
-    """Links of a page to files or headings that do not exist."""
-    found = []
+    """Return the links of a page to files or headings that do not exist."""
+    links = []
     for link in LINK.findall(FENCE.sub("", page.read_text("utf-8"))):
         if re.match(r"\w+:", link):
             continue
         path, _, anchor = link.partition("#")
         target = page.parent / path if path else page
         if not target.exists() or (anchor and anchor not in anchors(target)):
-            found.append(link)
-    return found
+            links.append(link)
+    return links
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
-def test_links_lead_somewhere(page: Path) -> None:
+def test_links_resolve(page: Path) -> None:
     assert [] == broken(page)
 
 
@@ -83,14 +83,14 @@ def test_the_exporter_has_153_operators_in_delegates() -> None:
 
 
 def table(page: str, first: str) -> list[list[str]]:
-    """Return the rows of the only table of a page in docs/ whose head begins with these cells."""
+    """Return the rows of the table of a page in docs/ whose header begins with these cells."""
     text = (ROOT / "docs" / page).read_text("utf-8")
     (body,) = re.findall(rf"^\| {re.escape(first)} \|.*\n\|[-:| ]+\|\n((?:\|.*\n)+)", text, re.MULTILINE)
     return [[cell.strip() for cell in line.strip("| ").split(" | ")] for line in body.splitlines()]
 
 
 def code(cell: str) -> list[str]:
-    """Return what a cell has in backticks."""
+    """Return the texts in backticks of a cell."""
     return re.findall(r"`([^`]+)`", cell)
 
 
@@ -104,21 +104,21 @@ def test_the_families_of_the_exporter_are_in_its_page() -> None:
 
 
 def command(name: str) -> Any:
-    (found,) = (c for c in typer.main.get_group(export_commands).commands.values() if c.name == name)
-    return found
+    (selected,) = (c for c in typer.main.get_group(export_commands).commands.values() if c.name == name)
+    return selected
 
 
 def option_tables() -> list[list[list[str]]]:
-    """The tables of options in docs/export.md, in their order: of `llm`, then of `hf`."""
+    """Return the tables of options in docs/export.md in order: first of `llm`, then of `hf`."""
     text = (ROOT / "docs" / "export.md").read_text("utf-8")
     bodies = re.findall(r"^\| option \| default \| meaning \|\n\|[-:| ]+\|\n((?:\|.*\n)+)", text, re.MULTILINE)
     return [[[c.strip() for c in line.strip().strip("|").split("|")] for line in body.splitlines()] for body in bodies]
 
 
-@pytest.mark.parametrize(("name", "place"), [("llm", 0), ("hf", 1)])
-def test_the_options_of_the_exporter_are_in_its_page(name: str, place: int) -> None:
-    rows = option_tables()[place]
-    in_text = {"--output", "--task"}  # the page shows them in commands and sentences
+@pytest.mark.parametrize(("name", "index"), [("llm", 0), ("hf", 1)])
+def test_the_options_of_the_exporter_are_in_its_page(name: str, index: int) -> None:
+    rows = option_tables()[index]
+    in_text = {"--output", "--task"}  # options that the page explains outside the tables
     options = {
         p.secondary_opts[0] if p.secondary_opts else p.opts[-1]: p for p in command(name).params if p.opts[0][0] == "-"
     }
@@ -133,7 +133,7 @@ def test_the_options_of_the_exporter_are_in_its_page(name: str, place: int) -> N
 
 
 def defaults(option: Any) -> list[str]:
-    """Return the ways in which the page may show the default of an option."""
+    """Return the texts that the page may show as the default of an option."""
     if isinstance(option.default, bool):
         return ["", "no"]
     if option.opts == ["--embedding"]:
@@ -147,14 +147,14 @@ def test_the_tasks_of_the_exporter_are_in_its_page() -> None:
     assert set(TASKS) == set(rows)
     assert all(pooling in rows["sentence-embedding"][1] for pooling in POOLINGS)
     for task, spec in TASKS.items():
-        beside = {"--context"} if spec.context else set()
-        takes = {option.split()[0] for option in code(rows[task][2])} - {"--out"}
-        assert takes == {f"--{kind}" for kind in spec.inputs} | beside
+        context = {"--context"} if spec.context else set()
+        options = {option.split()[0] for option in code(rows[task][2])} - {"--out"}
+        assert options == {f"--{kind}" for kind in spec.inputs} | context
     shown = {(task, ending.removeprefix("…")) for task, row in rows.items() for ending in code(row[1]) if "…" in ending}
-    known = {(task, ending) for task, spec in TASKS.items() for ending in spec.endings}
-    assert shown <= known
-    assert known - shown == {
-        ("image-classification", "ForImageClassificationWithTeacher"),  # another spelling of what is listed
+    supported = {(task, ending) for task, spec in TASKS.items() for ending in spec.endings}
+    assert shown <= supported
+    assert supported - shown == {
+        ("image-classification", "ForImageClassificationWithTeacher"),  # a variant of a listed class
         (
             "zero-shot-image-classification",
             "ForZeroShotImageClassification",
@@ -211,21 +211,21 @@ class Worked(torch.nn.Module):
 
 def test_the_worked_example_is_what_the_code_prints() -> None:
     page = (ROOT / "docs" / "architecture.md").read_text("utf-8")
-    whole, rows = map(json.loads, re.findall(r"^```json\n(.*?)^```", page, re.MULTILINE | re.DOTALL))
+    fixed_plan, rows = map(json.loads, re.findall(r"^```json\n(.*?)^```", page, re.MULTILINE | re.DOTALL))
     file = export(Worked(), (torch.ones(2, 3),))
     (joined,) = cut_methods(read_source(file))["forward"].graphs.values()
     saved = to_bytes(ptegpu.compile(file))
     assert repr(joined.graph) in page
     assert f"{len(file):,} bytes" in page and f"{len(saved):,} bytes" in page
-    assert whole == first_plan(saved)
+    assert fixed_plan == first_plan(saved)
     sized = export(Worked(), (torch.ones(2, 3),), dynamic_shapes={"x": {0: torch.export.Dim("n", max=8)}})
     plan = first_plan(to_bytes(ptegpu.compile(sized)))
     assert rows == {k: plan["rows"][int(k)] for k in rows}
-    assert [[16], 1] == plan["families"][0]["steps"][0][0][1][0][2]  # the grid that these rows explain
+    assert [[16], 1] == plan["families"][0]["steps"][0][0][1][0][2]  # the grid that these rows compute
 
 
 def first_plan(saved: bytes) -> Any:
-    """As docs/bundles.md says that it is found."""
+    """Return the first plan of a bundle, located as docs/bundles.md describes."""
     length = int.from_bytes(saved[8:16], "little")
     return json.loads(saved[48 : 48 + length])["variants"][0]["methods"][0]["plans"][0]
 
@@ -236,13 +236,13 @@ def test_every_path_in_the_tree_exists() -> None:
     for line in tree.splitlines():
         name = re.split(r"\s", line.lstrip("├└│─ "))[0]
         depth = len(line) - len(line.lstrip("├└│─ "))
-        place = (ROOT, folder, inner)[min(depth // 4, 2)] / name
+        path = (ROOT, folder, inner)[min(depth // 4, 2)] / name
         if depth == 0:
-            folder = place
+            folder = path
         elif depth == 4:
-            inner = place
-        if not place.exists():
-            missing.append(str(place.relative_to(ROOT)))
+            inner = path
+        if not path.exists():
+            missing.append(str(path.relative_to(ROOT)))
     assert [] == missing
 
 
@@ -262,9 +262,9 @@ def test_the_pass_shown_in_full_is_that_of_the_source() -> None:
 
 
 def packages() -> set[str]:
-    """What is directly under src/ptegpu, by name: packages and modules that others import."""
-    found = {p.stem for p in (ROOT / "src" / "ptegpu").iterdir() if p.suffix == ".py" or (p / "__init__.py").exists()}
-    return found - {"__init__", "__main__"}
+    """Return the names of the packages and modules directly under src/ptegpu."""
+    names = {p.stem for p in (ROOT / "src" / "ptegpu").iterdir() if p.suffix == ".py" or (p / "__init__.py").exists()}
+    return names - {"__init__", "__main__"}
 
 
 def test_every_package_is_in_the_tree() -> None:
@@ -277,8 +277,8 @@ def test_every_package_is_in_the_tree() -> None:
 
 def test_the_rows_of_the_architecture_are_those_that_are_checked() -> None:
     rows = [set(code(row[1])) for row in table("architecture.md", "row | package")]
-    beside = {"__init__": "ptegpu"}  # as the page calls it
-    assert [{beside.get(name, name) for name in names if name != "__main__"} for names in LAYERS] == rows
+    titles = {"__init__": "ptegpu"}  # names that the page spells differently
+    assert [{titles.get(name, name) for name in names if name != "__main__"} for names in LAYERS] == rows
     assert packages() | {"ptegpu"} == set().union(*rows)
 
 
@@ -295,14 +295,14 @@ def test_families_that_errors_shows_as_unsupported_are() -> None:
 
 def test_operators_that_draw_random_numbers_are_named() -> None:
     page = (ROOT / "docs" / "operators.md").read_text("utf-8")
-    (said,) = re.findall(r"^- \*\*Randomness\.\*\* (.*?)(?=^- |^$)", page, re.MULTILINE | re.DOTALL)
-    assert {name for name, kernel in PORTABLE.items() if kernel.random} <= set(code(said))
+    (paragraph,) = re.findall(r"^- \*\*Randomness\.\*\* (.*?)(?=^- |^$)", page, re.MULTILINE | re.DOTALL)
+    assert {name for name, kernel in PORTABLE.items() if kernel.random} <= set(code(paragraph))
 
 
 def test_the_first_page_says_how_to_install_without_a_clone() -> None:
     text = (ROOT / "docs" / "start.md").read_text("utf-8")
     (section,) = re.findall(r"^## Install\n(.*?)^## ", text, re.MULTILINE | re.DOTALL)
-    assert all(way in section for way in ("pip install .", "git+", "pip wheel", "PyPI"))
+    assert all(text in section for text in ("pip install .", "git+", "pip wheel", "PyPI"))
     rows = re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
     assert set(extras) == set(rows)

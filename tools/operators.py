@@ -1,7 +1,7 @@
-"""The supported operators, as the page docs/operators.md: `python -m tools.operators > docs/operators.md`.
+"""A generator of docs/operators.md, the page of supported operators: `python -m tools.operators > docs/operators.md`.
 
-The page is made from the registries, the case tables, and the paragraphs of docstrings that begin with "Unlike". Only
-the notes on all operators are written here, and the list of operators that ExecuTorch's exporter puts into delegates.
+The page is built from the registries, the case tables, and the paragraphs of docstrings that begin with "Unlike". This
+file adds the notes on all operators and the list of operators that ExecuTorch's exporter puts into delegates.
 """
 
 from __future__ import annotations
@@ -66,31 +66,29 @@ SHORT = {"float32": "f32", "float16": "f16", "int32": "i32", "int8": "i8", "uint
 
 GENERAL = """\
 - **64 bits.** On the GPU, int64 is int32 and float64 is float32. In a delegate this is the exporter's choice, and
-  results wrap or round as int32 and float32 do. Outside a delegate, the GPU moves and compares int64,
-  and computes what provably fits 32 bits. An input that does not fit int32 goes to the host, with all calls that the
-  GPU would run at once, or is refused where large weights or a state follow. Other int64 arithmetic runs on the host,
-  and so does everything in float64, int16, uint16, uint32 and uint64.
-- **Scalars.** Arithmetic of an int32 tensor with an int beyond int32 is refused. PyTorch wraps the int, but the tensor
-  may have been int64, for which that is wrong.
-- **Halves** are computed in float32 and rounded once. PyTorch also rounds some intermediate results: its last bit may
-  differ, a value next to a tie may become a different int or pixel, and an int above 65,504 becomes inf when it is
-  converted to a half, not only in the result.
+  results wrap or round as int32 and float32 do. Outside a delegate, the GPU moves and compares int64, and computes
+  results that provably fit 32 bits. If an input does not fit int32, the CPU runs all calls of its plan instead; with
+  large weights or a state in the plan, the call raises an error. Other int64 arithmetic runs on the CPU, and so does
+  all arithmetic in float64, int16, uint16, uint32 and uint64.
+- **Scalars.** Arithmetic of an int32 tensor with an int beyond int32 raises an error. PyTorch wraps the int, but the
+  tensor may have been int64 before the export, which would make the wrapped result wrong.
+- **float16** arithmetic runs in float32 and rounds once. PyTorch also rounds some intermediate results: the last bit
+  may differ, a value next to a tie may become a different int or pixel, and in PyTorch an int above 65,504 already
+  overflows to inf when it is converted to float16.
 - **Floats.** Sums are added up in a different order. `exp`, `log` and `pow` are WGSL's, with relative errors of up to
-  some 1e-5. A GPU may flush subnormal numbers to zero, so that `log` of one is -inf and `pow` gives 0. The bits of a
-  NaN are not kept. The sign of a zero is kept where that is free (`relu`, `tanh`, `expm1`, …), but not by `sin` and
-  some others. A float beyond int32 becomes the nearest int32 and then, if the result is narrower, wraps; PyTorch leaves
-  this undefined. If an intermediate float overflows, as the statistics of a norm may, one may give inf and the other
-  NaN.
-- **Sizes.** A tensor has at most 2³¹ elements and must fit one binding of the device, for which 128 MiB are guaranteed;
-  larger ones are refused when the program is loaded. Larger constants are cut into parts if the operator can take
-  parts. Convolutions, `mm`, `bmm` and `addmm` cannot, as every part would contribute to every sum. These can:
-  {splits}.
-- **Layouts.** Every result is contiguous; memory formats and dimension orders of results are not kept, only values.
-- **Complex** tensors work only in the two FFTs; float8 and quantized dtypes do not work at all.
-- **Operators of ExecuTorch** (`et_vk`, `llama`, `quantized_decomposed`, `torchao`) take the dtypes and ranks that the
-  exporter gives them, not everything that their Python references accept.
-- **Randomness.** `aten.rand.default`, `aten.randn.default` and `aten.native_dropout.default` draw random numbers, on
-  the host: other ones in every call, and not those of PyTorch's generator. Attention refuses dropout."""
+  about 1e-5. A GPU may flush subnormal numbers to zero, so that `log` of one is -inf and `pow` returns 0. NaN payloads
+  are lost. `relu`, `tanh`, `expm1` and others preserve the sign of zero; `sin` and some others do not. A float beyond
+  int32 becomes the nearest int32 and then wraps if the result is narrower; PyTorch leaves this undefined. If an
+  intermediate float overflows, for example in the statistics of a norm, ptegpu and PyTorch may differ in inf and NaN.
+- **Sizes.** A tensor has at most 2³¹ elements and must fit one binding of the device (at least 128 MiB); larger tensors
+  raise an error at load. Larger constants are split if the operator supports it. Convolutions, `mm`, `bmm` and `addmm`
+  do not, because every part would contribute to every sum. These operators do: {splits}.
+- **Layouts.** Every result is contiguous. Memory formats and dimension orders of results are ignored.
+- **Complex** tensors are supported only in the two FFTs; float8 and quantized dtypes are not supported.
+- **Operators of ExecuTorch** (`et_vk`, `llama`, `quantized_decomposed`, `torchao`) accept the dtypes and ranks that the
+  exporter writes, not everything that their Python references accept.
+- **Randomness.** `aten.rand.default`, `aten.randn.default` and `aten.native_dropout.default` draw random numbers on the
+  CPU. Each call draws new numbers, and they differ from PyTorch's generator. Attention does not support dropout."""
 
 
 def kernels() -> dict[object, set[str]]:
@@ -152,12 +150,12 @@ def dtypes(name: str) -> str:
 
 def place(name: str) -> str:
     """Return where calls of the operator can run."""
-    on_host = name in PORTABLE or name in PRIMS
+    on_cpu = name in PORTABLE or name in PRIMS
     if name not in REGISTRY:
-        return "host"
+        return "CPU"
     if REGISTRY[name].sym:
         return "before the run"
-    return "both" if on_host else "GPU"
+    return "both" if on_cpu else "GPU"
 
 
 def served(name: str) -> bool:
@@ -183,35 +181,35 @@ def page() -> str:
     names = sorted({*REGISTRY, *PORTABLE, *PRIMS})
     places = Counter(map(place, names))
     missing = [n for n in DELEGATE if not served(n)]
-    host_only = [n for n in DELEGATE if served(n) and n not in REGISTRY]
+    cpu_only = [n for n in DELEGATE if served(n) and n not in REGISTRY]
     splits = [n for n in names if n in REGISTRY and REGISTRY[n].splits]
     lines = [
         "# Operators",
         "",
-        "Made by `python -m tools.operators > docs/operators.md`; a test checks that it is current.",
+        "Generated by `python -m tools.operators > docs/operators.md`; a test checks that it is current.",
         "",
-        f"- {len(names)} operators by name: {places['both']} on the GPU and the host, {places['GPU']} on the GPU "
-        f"only, {places['host']} on the host only, {places['before the run']} symbolic.",
+        f"- {len(names)} operators by name: {places['both']} on the GPU and the CPU, {places['GPU']} on the GPU "
+        f"only, {places['CPU']} on the CPU only, {places['before the run']} symbolic.",
         f"- Of the {len(DELEGATE)} operators that ExecuTorch's exporter puts into a delegate, "
-        f"{len(DELEGATE) - len(missing)} are supported{_listed(host_only, ', on the host only')}.",
-        f"- Not supported{_listed(missing, '')}." if missing else "- None is missing.",
+        f"{len(DELEGATE) - len(missing)} are supported{_listed(cpu_only, ', on the CPU only')}.",
+        f"- Not supported{_listed(missing, '')}." if missing else "- No operator is missing.",
         f"- {sum(counts.values()):,} cases compare {len(counts)} of them with PyTorch.",
-        "- What they refuse, or compute differently from PyTorch: "
+        "- Unsupported arguments and different results: "
         "[where it differs from PyTorch](#where-it-differs-from-pytorch).",
         "",
-        "**Kind**: a *kernel* is WGSL; a *view* is free if the dtype stays the same, and a cast if it changes; a "
-        "*symbolic* operator is host arithmetic whose result kernels read; *NumPy* runs only on the host.",
+        "**Kind**: a *kernel* is WGSL; a *view* is free if the dtype stays the same, and a cast otherwise; a "
+        "*symbolic* operator computes an int on the CPU, which kernels read; *NumPy* runs only on the CPU.",
         "",
-        "**Dtypes** are those of the first tensor on the GPU; *all* are f32, f16, i32, i8, u8 and bool. Other tensors "
-        "may have other dtypes where PyTorch promotes them. The host takes every dtype; calls whose dtype the GPU does "
-        "not take run there, and so does int64 where 32 bits would not be exact.",
+        "**Dtypes** lists the dtypes of the first tensor on the GPU; *all* means f32, f16, i32, i8, u8 and bool. Other "
+        "tensors may have other dtypes where PyTorch promotes them. NumPy kernels accept every dtype. Calls with a "
+        "dtype that the GPU kernel does not support run in NumPy, and so does int64 where 32 bits would not be exact.",
         "",
         "**Dynamic**: sizes may be smaller than in the export. Each case of `tests/ops` also runs below its maximum.",
         "",
-        "**Kernels** are those in the plans of the cases, by the names that profiles show. Large sizes may take other "
-        "tiles.",
+        "**Kernels** lists the kernels in the plans of the cases, by the names that profiles show. Large sizes may use "
+        "other tiles.",
         "",
-        "**Cases** are those in the tables of `tests/ops`, each run on a GPU and compared with PyTorch.",
+        "**Cases** counts the cases in the tables of `tests/ops`. Each runs on a GPU and is compared with PyTorch.",
         "",
         "| operator | kind | dtypes | runs on | dynamic | kernels | cases |",
         "|---|---|---|---|---|---|---:|",

@@ -92,13 +92,13 @@ def test_what_is_missing_is_said(
     empty = tmp_path / "empty.txt"
     empty.write_text("\n \n")
     assert 1 == search.main(["--corpus", str(empty)])
-    message = f"error: {empty} has no text in it; give a text file with one text per line\n"
+    message = f"error: {empty} is empty: pass a text file with one text per line\n"
     assert message == capsys.readouterr().err
     assert 1 == search.main(["--corpus", str(tmp_path)])
-    assert f"error: {tmp_path} is no file; give a text file with one text per line\n" == capsys.readouterr().err
+    assert f"error: {tmp_path} is not a file: pass a text file with one text per line\n" == capsys.readouterr().err
     assert 1 == search.main(["--model", str(tmp_path), "--pte", str(tmp_path / "new.pte")])
-    message = f"there is no {tmp_path / 'config.json'}; give the folder of all-MiniLM-L6-v2"
+    message = f"missing file {tmp_path / 'config.json'}: pass the folder of all-MiniLM-L6-v2"
     assert capsys.readouterr().err.endswith(f"error: {message}\n")
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     assert 1 == search.main(["--pte", str(pte)])
-    assert 'error: tokenizers is not installed; do: pip install "ptegpu[hf]"\n' == capsys.readouterr().err
+    assert 'error: tokenizers is not installed: run pip install "ptegpu[hf]"\n' == capsys.readouterr().err
