@@ -130,8 +130,8 @@ export class LanguageModel {
   }
 
   /**
-   * Returns the tokens of a prompt. Throws InvalidInput if there are none, if one is not in the vocabulary, or if they
-   * exceed the context.
+   * Returns the tokens of a prompt. Throws InvalidInput if the prompt is empty, exceeds the context, or has a token
+   * outside the vocabulary.
    * @param {Prompt} prompt
    * @returns {number[]}
    */

@@ -1,4 +1,4 @@
-// The browser job: one Chromium runs all sites that FOLDER/job.json names, and FOLDER/results.json has what came out.
+// The browser job: runs all sites in FOLDER/job.json in one Chromium and writes the results to FOLDER/results.json.
 //   node web/test/browser/job.mjs FOLDER [FOLDER for screenshots] [ADDRESS of a server with a key, and two models]
 import { mkdirSync, readFileSync, writeFileSync } from "node:fs";
 import { dirname, join, resolve } from "node:path";
@@ -7,10 +7,10 @@ import { chromium } from "playwright-core";
 import { audit, check, draw, shoot, states } from "../pages.check.mjs";
 import { serve } from "./server.mjs";
 
-const LIMIT = 900, STEP = 240; // seconds that the whole job and each step may take before they count as hung
+const LIMIT = 900, STEP = 240; // time limits of the job and of each step, in seconds
 const FLAGS = [
   "--headless=new", "--no-sandbox", "--enable-unsafe-webgpu", "--use-webgpu-adapter=swiftshader",
-  "--host-resolver-rules=MAP insecure.test 127.0.0.1", // a page that is not secure: no WebGPU there
+  "--host-resolver-rules=MAP insecure.test 127.0.0.1", // an insecure page, which has no WebGPU
 ];
 const WEIGHTS = /shard-\d+\.bin$/;
 
@@ -27,26 +27,26 @@ const executablePath = process.env.PTEGPU_CHROMIUM || "/usr/bin/chromium";
 const ignoreDefaultArgs = ["--headless"];
 const browser = await chromium.launch({ executablePath, args: FLAGS, ignoreDefaultArgs, timeout: 30_000 });
 
-/** The address of a site. */
+/** Returns the address of a site. */
 const at = (/** @type {string} */ site, host = "127.0.0.1") => `http://${host}:${server.port}/under/a%20path/${site}/`;
 
-/** A page that runs functions of inpage.js. Contexts share caches, like visits of one visitor. */
+/** Opens a page that runs functions of inpage.js. Pages of a context share caches, like visits of one visitor. */
 async function open(context, address = `${server.url}/blank`) {
   const page = await context.newPage();
   page.setDefaultTimeout(1000 * STEP);
   await page.goto(address);
   return Object.assign(page, {
-    call: (/** @type {string} */ name, /** @type {any[]} */ ...given) =>
-      page.evaluate(async ([name, given]) => (await import("/test/inpage.js"))[name](...given), [name, given]),
+    call: (/** @type {string} */ name, /** @type {any[]} */ ...args) =>
+      page.evaluate(async ([name, args]) => (await import("/test/inpage.js"))[name](...args), [name, args]),
   });
 }
 
-/** Seconds of processor time that the browser has taken. */
+/** Returns the browser's processor time in seconds. */
 const system = await browser.newBrowserCDPSession();
 const processes = async () => (await system.send("SystemInfo.getProcessInfo")).processInfo;
 const spent = async () => (await processes()).reduce((sum, { cpuTime }) => sum + cpuTime, 0);
 
-/** Notes what `work` gives, or how it failed, or that it took too long. */
+/** Records the result of `work`, or its error, or that it exceeded the time limit. */
 async function step(name, work) {
   if (!name.match(process.env.ONLY ?? "")) return;
   const begun = performance.now();
@@ -172,7 +172,7 @@ await step("worker", async (context) => {
 });
 
 /**
- * What a visitor does on each page, and what is there then.
+ * Actions of a visitor on each page; each returns the text shown afterwards.
  * @type {Record<string, (page: import("playwright-core").Page) => Promise<string>>}
  */
 const ACTS = {
@@ -211,7 +211,7 @@ for (const [site, act] of Object.entries(ACTS))
   });
 
 const STATES = /^(tale-stopped|tale-lost|tale-sent-in-error|chat-busy|chat-settings|photo-ready|photo-no-picture|task-answered|error-NoWebGPU)$/; // pages.check.mjs runs all
-await step("pages with made-up models", () => states(browser, `${server.url}/web/pages/`, { only: STATES }));
+await step("pages with fake models", () => states(browser, `${server.url}/web/pages/`, { only: STATES }));
 
 await step("served page", async (context) => {
   const page = await open(context, served);
@@ -254,16 +254,16 @@ await step("served page", async (context) => {
 await step("lost GPU", async (context) => {
   const page = await context.newPage();
   page.setDefaultTimeout(1000 * STEP);
-  // The worker's GPU can be taken away from the page.
-  const taken = `const { requestDevice } = GPUAdapter.prototype;
-    GPUAdapter.prototype.requestDevice = async function (...given) {
-      const device = await requestDevice.apply(this, given);
+  // Lets the page destroy the worker's device.
+  const injected = `const { requestDevice } = GPUAdapter.prototype;
+    GPUAdapter.prototype.requestDevice = async function (...args) {
+      const device = await requestDevice.apply(this, args);
       new BroadcastChannel("GPU").onmessage = () => device.destroy();
       return device;
     };`;
   await page.route("**/worker.js", async (route) => {
     const response = await route.fetch();
-    await route.fulfill({ response, body: taken + (await response.text()) });
+    await route.fulfill({ response, body: injected + (await response.text()) });
   });
   await page.goto(at("tales"));
   await page.waitForFunction(() => document.body.dataset.state === "ready");
@@ -286,14 +286,14 @@ await step("lost GPU", async (context) => {
   };
   const continued = await tale();
   const errors = await page.evaluate(() => !(/** @type {HTMLElement} */ (document.getElementById("error")).hidden));
-  await page.click("#tale .row button:nth-of-type(2)"); // the same again, in one go
+  await page.click("#tale .row button:nth-of-type(2)"); // the same text again, without interruption
   await page.waitForSelector("#tale .row button", { state: "detached" });
   return { continued, whole: await tale(), states: await states.jsonValue(), errors };
 });
 
 await step("another site", async (context) => {
   const asked = /** @type {string[]} */ ([]);
-  const other = "http://other.test/site/"; // it lets everybody read it
+  const other = "http://other.test/site/"; // readable from every origin
   await context.route(`${other}**`, (route) => {
     asked.push(route.request().url());
     const headers = { "access-control-allow-origin": "*" };
