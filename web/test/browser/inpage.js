@@ -91,16 +91,16 @@ export async function generations(site, requests) {
   const { loadLanguageModel } = await llm(site);
   const model = await loadLanguageModel(site);
   try {
-    const found = [];
+    const results = [];
     for (const { prompt, options, reset } of requests) {
       if (reset) model.reset();
       const stream = model.stream(prompt, options);
       let text = "";
       for await (const piece of stream) text += piece;
       const { tokens, logprobs, finishReason, timings, promptTokens } = stream.generation;
-      found.push({ text, tokens: [...tokens], logprobs: [...logprobs], finishReason, timings, promptTokens });
+      results.push({ text, tokens: [...tokens], logprobs: [...logprobs], finishReason, timings, promptTokens });
     }
-    return { found, check: await model.program.selfcheck() };
+    return { found: results, check: await model.program.selfcheck() };
   } finally {
     model.dispose();
   }
@@ -109,22 +109,22 @@ export async function generations(site, requests) {
 /** Causes every error and returns them by cause. */
 export async function errors(sites, calls) {
   const { load, Tensor } = await core(sites.digits);
-  const found = {};
+  const byCause = {};
   const opened = (site, options) => thrown(() => load(site, options));
   const { requestAdapter } = GPU.prototype;
   GPU.prototype.requestAdapter = async () => null;
-  found.NoAdapter = await opened(sites.digits);
+  byCause.NoAdapter = await opened(sites.digits);
   GPU.prototype.requestAdapter = requestAdapter;
-  found.MissingFeature = await opened(sites.halves);
-  found.OutOfMemory = await opened(sites.digits, { memory: 1000 });
-  found.UnsupportedProgram = await opened(sites.hosted);
-  found.BadBundle = await opened(sites.nowhere);
-  found["BadBundle, no JSON"] = await opened(sites.html);
-  found["BadBundle, changed"] = await opened(sites.changed);
-  found.BadShard = await opened(sites.corrupt, { cache: null });
+  byCause.MissingFeature = await opened(sites.halves);
+  byCause.OutOfMemory = await opened(sites.digits, { memory: 1000 });
+  byCause.UnsupportedProgram = await opened(sites.hosted);
+  byCause.BadBundle = await opened(sites.nowhere);
+  byCause["BadBundle, no JSON"] = await opened(sites.html);
+  byCause["BadBundle, changed"] = await opened(sites.changed);
+  byCause.BadShard = await opened(sites.corrupt, { cache: null });
   const stop = new AbortController();
   stop.abort();
-  found.AbortError = await opened(sites.digits, { signal: stop.signal });
+  byCause.AbortError = await opened(sites.digits, { signal: stop.signal });
 
   const adapter = await navigator.gpu.requestAdapter();
   const device = await adapter.requestDevice();
@@ -133,26 +133,26 @@ export async function errors(sites, calls) {
   await lost.run(inputs(calls.digits));
   const running = thrown(() => lost.run(inputs(calls.digits)));
   device.destroy();
-  found["DeviceLost, running"] = await running;
-  found["DeviceLost, told"] = described(await lost.lost);
-  found.DeviceLost = await thrown(() => lost.run(inputs(calls.digits)));
+  byCause["DeviceLost, running"] = await running;
+  byCause["DeviceLost, lost"] = described(await lost.lost);
+  byCause.DeviceLost = await thrown(() => lost.run(inputs(calls.digits)));
   lost.dispose();
 
   const digits = await load(sites.digits);
-  found.InvalidInput = await thrown(() => digits.run([]));
-  found["InvalidInput, shape"] = await thrown(() => digits.run([new Tensor("float32", [3], [1, 2, 3])]));
-  found["InvalidInput, method"] = await thrown(() => digits.run(inputs(calls.digits), { method: "backward" }));
-  found["still runs"] = await thrown(() => digits.run(inputs(calls.digits)));
+  byCause.InvalidInput = await thrown(() => digits.run([]));
+  byCause["InvalidInput, shape"] = await thrown(() => digits.run([new Tensor("float32", [3], [1, 2, 3])]));
+  byCause["InvalidInput, method"] = await thrown(() => digits.run(inputs(calls.digits), { method: "backward" }));
+  byCause["still runs"] = await thrown(() => digits.run(inputs(calls.digits)));
   digits.dispose();
-  found.ExecutionError = await thrown(() => digits.run(inputs(calls.digits)));
+  byCause.ExecutionError = await thrown(() => digits.run(inputs(calls.digits)));
 
   const encoder = await load(sites.encoder);
   const [ids, mask] = inputs(calls.encoder);
   const outside = new Tensor("int64", ids.shape, Array.from(ids.data, () => 50n));
-  found.IndexOutOfRange = await thrown(() => encoder.run([outside, mask]));
-  found["encoder still runs"] = await thrown(() => encoder.run([ids, mask]));
+  byCause.IndexOutOfRange = await thrown(() => encoder.run([outside, mask]));
+  byCause["encoder still runs"] = await thrown(() => encoder.run([ids, mask]));
   encoder.dispose();
-  return found;
+  return byCause;
 }
 
 /** Returns the error of a page without WebGPU. */
@@ -164,7 +164,7 @@ function counted() {
   const { createBuffer, destroy: leave } = GPUDevice.prototype;
   const { destroy } = GPUBuffer.prototype;
   const { requestDevice } = GPUAdapter.prototype;
-  const known = new Set();
+  const buffers = new Set();
   GPUAdapter.prototype.requestDevice = async function (...args) {
     alive.devices++;
     return requestDevice.apply(this, args);
@@ -175,13 +175,13 @@ function counted() {
   };
   GPUDevice.prototype.createBuffer = function (descriptor) {
     const buffer = createBuffer.call(this, descriptor);
-    known.add(buffer);
+    buffers.add(buffer);
     alive.buffers++;
     alive.bytes += buffer.size;
     return buffer;
   };
   GPUBuffer.prototype.destroy = function () {
-    if (known.delete(this)) {
+    if (buffers.delete(this)) {
       alive.buffers--;
       alive.bytes -= this.size;
     }

@@ -92,27 +92,27 @@ await step("language model", async (context) => (await open(context)).call("gene
 
 const { digits } = job.calls;
 await step("visits", async (context) => {
-  const found = [];
+  const report = [];
   for (const name of ["first", "second", "spoiled", "third"]) {
     const page = await open(context);
     const spoiled = name === "spoiled" ? await page.call("spoil") : null;
     server.log.length = 0;
     const visit = await page.call("visit", at("digits"), digits);
-    found.push({ name, spoiled, ...visit, weights: server.sent(WEIGHTS), all: server.sent(/./).bytes });
+    report.push({ name, spoiled, ...visit, weights: server.sent(WEIGHTS), all: server.sent(/./).bytes });
     await page.close();
   }
-  return found;
+  return report;
 });
 
 await step("failing cache", async (context) => {
-  const found = [];
-  for (const how of ["open", "match", "put"]) {
+  const report = [];
+  for (const operation of ["open", "match", "put"]) {
     const page = await open(context);
-    await page.call("breakCache", how);
-    found.push({ how, ...(await page.call("visit", at("digits"), digits)) });
+    await page.call("breakCache", operation);
+    report.push({ how: operation, ...(await page.call("visit", at("digits"), digits)) });
     await page.close();
   }
-  return found;
+  return report;
 });
 
 await step("reload while loading", async (context) => {
@@ -140,10 +140,10 @@ await step("errors", async (context) => {
   const page = await open(context);
   const names = ["digits", "halves", "hosted", "nowhere", "html", "changed", "corrupt", "encoder"];
   server.faults.set("/corrupt/shard-000.bin", { corrupt: true });
-  const found = await page.call("errors", Object.fromEntries(names.map((name) => [name, at(name)])), job.calls);
+  const report = await page.call("errors", Object.fromEntries(names.map((name) => [name, at(name)])), job.calls);
   const insecure = await open(context, `http://insecure.test:${server.port}/blank`);
-  found.NoWebGPU = await insecure.call("withoutGpu", at("digits", "insecure.test"));
-  return found;
+  report.NoWebGPU = await insecure.call("withoutGpu", at("digits", "insecure.test"));
+  return report;
 });
 
 await step("rounds", async (context) => {
@@ -155,20 +155,20 @@ await step("rounds", async (context) => {
     const resident = Number(readFileSync(`/proc/${gpu.id}/statm`, "utf8").split(" ")[1]) * 4096;
     return { heap: (await tools.send("Runtime.getHeapUsage")).usedSize, gpu: resident };
   };
-  const found = [];
+  const report = [];
   for (const count of [20, 40, 40]) {
     const alive = await page.call("rounds", at("methods"), job.calls.methods, count);
-    found.push({ count, ...alive, memory: await memory() });
+    report.push({ count, ...alive, memory: await memory() });
   }
-  return found;
+  return report;
 });
 
 await step("worker", async (context) => {
   const page = await open(context);
-  const found = await page.call("worker", "/web/src/client.js", at("tales"), requests[0], at("nowhere"));
-  const told = ({ fps, longest }) => `${fps.toFixed(0)} frames a second, ${longest.toFixed(0)} ms at most`;
-  console.log(`  loading: ${told(found.loading)}; generating: ${told(found.generating)}`);
-  return found;
+  const report = await page.call("worker", "/web/src/client.js", at("tales"), requests[0], at("nowhere"));
+  const summary = ({ fps, longest }) => `${fps.toFixed(0)} frames a second, ${longest.toFixed(0)} ms at most`;
+  console.log(`  loading: ${summary(report.loading)}; generating: ${summary(report.generating)}`);
+  return report;
 });
 
 /**
@@ -218,14 +218,14 @@ await step("served page", async (context) => {
   const heard = /** @type {string[]} */ ([]);
   page.on("console", (m) => m.type() === "error" && heard.push(m.text())).on("pageerror", (e) => heard.push(e.message));
   const text = (/** @type {string} */ where) => page.textContent(where);
-  const found = { problems: await audit(page), heard };
-  await page.fill("#key", "a key that is none");
+  const report = { problems: await audit(page), heard };
+  await page.fill("#key", "a wrong key");
   await page.press("#key", "Enter");
   await page.waitForFunction(() => document.getElementById("unlock-note")?.textContent?.includes("does not know"));
   await page.fill("#key", job.served.key);
   await page.press("#key", "Enter");
   await page.waitForFunction(() => document.body.dataset.state === "ready");
-  found.problems.push(...(await audit(page)));
+  report.problems.push(...(await audit(page)));
   const set = async (/** @type {Record<string, number>} */ values) => {
     await page.click("#settings-open");
     for (const [name, value] of Object.entries(values)) await page.fill(`#${name}`, String(value));
@@ -236,19 +236,19 @@ await step("served page", async (context) => {
   await page.waitForFunction(() => (document.querySelector(".turn.model .said")?.textContent ?? "").length > 20);
   await page.keyboard.press("Escape");
   await page.waitForSelector(".turn .row button");
-  found.stopped = [await text(".turn.model .said"), await text(".turn .note")];
+  report.stopped = [await text(".turn.model .said"), await text(".turn .note")];
   await page.selectOption("#model", "tales");
-  found.offers = await page.locator("#examples button").allTextContents();
+  report.offers = await page.locator("#examples button").allTextContents();
   await set(job.served.settings);
   await page.fill("#prompt", job.served.prompt);
   await page.press("#prompt", "Enter");
   await page.waitForSelector("#tale .row button");
-  found.tale = [await text("#tale .text"), await text("#tale .note"), await text("#context"), await page.title()];
+  report.tale = [await text("#tale .text"), await text("#tale .note"), await text("#context"), await page.title()];
   await page.reload(); // the key and the model are remembered
   await page.waitForFunction(() => document.body.dataset.state === "ready");
-  found.again = await page.inputValue("#model");
-  found.stored = await page.evaluate(() => Object.keys(sessionStorage).map((name) => name.replace(location.href, "HERE")));
-  return found;
+  report.again = await page.inputValue("#model");
+  report.stored = await page.evaluate(() => Object.keys(sessionStorage).map((name) => name.replace(location.href, "HERE")));
+  return report;
 });
 
 await step("lost GPU", async (context) => {
@@ -268,10 +268,10 @@ await step("lost GPU", async (context) => {
   await page.goto(at("tales"));
   await page.waitForFunction(() => document.body.dataset.state === "ready");
   const states = await page.evaluateHandle(() => {
-    const seen = /** @type {string[]} */ ([]);
-    const note = () => seen.push(document.body.dataset.state ?? "");
+    const history = /** @type {string[]} */ ([]);
+    const note = () => history.push(document.body.dataset.state ?? "");
     new MutationObserver(note).observe(document.body, { attributeFilter: ["data-state"] });
-    return seen;
+    return history;
   });
   await page.click("#settings-open");
   for (const [name, value] of Object.entries({ maxTokens: 40, seed: 5 })) await page.fill(`#${name}`, String(value));
@@ -292,14 +292,14 @@ await step("lost GPU", async (context) => {
 });
 
 await step("another site", async (context) => {
-  const asked = /** @type {string[]} */ ([]);
+  const requests = /** @type {string[]} */ ([]);
   const other = "http://other.test/site/"; // readable from every origin
   await context.route(`${other}**`, (route) => {
-    asked.push(route.request().url());
+    requests.push(route.request().url());
     const headers = { "access-control-allow-origin": "*" };
     route.fulfill({ headers, json: { title: "Other", page: "chat", method: "forward", server: { keys: true } } });
   });
-  const found = { asked, titles: /** @type {string[]} */ ([]), fetched: /** @type {boolean[]} */ ([]) };
+  const report = { asked: requests, titles: /** @type {string[]} */ ([]), fetched: /** @type {boolean[]} */ ([]) };
   const query = `?site=${encodeURIComponent(other)}`;
   const pages = [at("tales") + query, `${at("encoder")}?site=../digits/`, `${server.url}/web/pages/chat.html${query}`];
   for (const address of pages) {
@@ -308,12 +308,12 @@ await step("another site", async (context) => {
     await page.goto(address);
     await page.waitForFunction(() => document.body.dataset.state !== "loading" || document.querySelector("dialog[open]"));
     const error = await page.textContent("#error");
-    found.titles.push(error || (await page.title()));
+    report.titles.push(error || (await page.title()));
     const reach = (/** @type {string} */ url) => fetch(url, { mode: "no-cors" }).then(() => true, () => false);
-    found.fetched.push(await page.evaluate(reach, other));
+    report.fetched.push(await page.evaluate(reach, other));
     await page.close();
   }
-  return found;
+  return report;
 });
 
 await step("unbuilt page", async (context) => {

@@ -29,14 +29,14 @@ export async function serve(folders) {
   const log = [];
   /** Faults by the end of a path: `corrupt`, `hold` after this share of the bytes, `status`. */
   const faults = new Map();
-  const held = new Set();
+  const heldResponses = new Set();
 
   async function answer(request, response) {
     const pathname = decodeURIComponent(new URL(request.url, "http://host").pathname);
     if (pathname === "/blank")
       return void response.writeHead(200, { "content-type": TYPES[".html"] }).end("<!doctype html>");
     if (pathname === "/cut") {
-      for (const response of held) response.destroy();
+      for (const response of heldResponses) response.destroy();
       return void response.end();
     }
     const prefix = Object.keys(folders).find((p) => pathname.startsWith(p));
@@ -58,7 +58,7 @@ export async function serve(folders) {
     entry.sent = part.length;
     if (part === bytes) return void response.end(bytes);
     response.write(part);
-    held.add(response);
+    heldResponses.add(response);
   }
 
   const server = createServer((request, response) => {
@@ -78,7 +78,7 @@ export async function serve(folders) {
       return { requests: matches.length, bytes, ranges: matches.filter(({ range }) => range).length };
     },
     close() {
-      for (const response of held) response.destroy();
+      for (const response of heldResponses) response.destroy();
       server.closeAllConnections();
       server.close();
     },
