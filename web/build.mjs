@@ -1,5 +1,5 @@
-// Writes what a site is made of into src/ptegpu/site/files: bundled and minified modules, pages, licences.
-// `node web/build.mjs` writes, `node web/build.mjs --check` only compares. Equal sources give equal bytes.
+// Writes the files of a site into src/ptegpu/site/files: bundled and minified modules, pages, licences.
+// `node web/build.mjs` writes, `node web/build.mjs --check` only compares. Equal sources produce equal bytes.
 import { build } from "esbuild";
 import { createHash } from "node:crypto";
 import { existsSync, mkdirSync, readdirSync, readFileSync, rmSync, writeFileSync } from "node:fs";
@@ -14,25 +14,25 @@ const LIMITS = { "ptegpu.js": [12_000, 5_000] }; // bytes minified, gzipped
 
 /** @type {Map<string, Buffer>} */
 const files = new Map();
-/** Modules of src/ that become files of their own, because something loads them when it needs them. */
-const later = new Set();
+/** Modules of src/ that become separate files, because they are imported dynamically. */
+const dynamicModules = new Set();
 /** @type {Set<string>} */
 let inCore = new Set();
 let exported = new Set([""]);
 
 /**
- * Bundles `entry` to the flat file `name`, without what it loads later. A part of the runner leaves out the core, too.
- * @param {string} name @param {string} entry path from web/ @param {boolean} part
+ * Bundles `entry` into the file `name`, without its dynamic imports and, for a part of the runner, without the core.
+ * @param {string} name @param {string} entry path from web/ @param {boolean} isPart
  */
-async function bundle(name, entry, part) {
+async function bundle(name, entry, isPart) {
   const plugin = {
     name: "apart",
     /** @param {import("esbuild").PluginBuild} build */
     setup(build) {
       build.onResolve({ filter: /^\.\.?\// }, ({ kind, path, resolveDir }) => {
         const full = resolve(resolveDir, path);
-        if (kind === "dynamic-import") later.add(full);
-        else if (!part || kind === "entry-point" || !inCore.has(full)) return undefined;
+        if (kind === "dynamic-import") dynamicModules.add(full);
+        else if (!isPart || kind === "entry-point" || !inCore.has(full)) return undefined;
         return { path: "./" + (inCore.has(full) ? "ptegpu.js" : basename(full)), external: true };
       });
     },
@@ -43,13 +43,13 @@ async function bundle(name, entry, part) {
   });
   files.set(name, Buffer.from(result.outputFiles[0].contents));
   for (const [, names] of result.outputFiles[0].text.matchAll(/import\{([^}]*)\}from"\.\/ptegpu\.js"/g))
-    for (const one of names.split(",").map((part) => part.split(" as ")[0].trim()))
-      if (!exported.has(one)) throw new Error(`${entry} needs ${one} of the core, which src/index.js does not export.`);
+    for (const imported of names.split(",").map((part) => part.split(" as ")[0].trim()))
+      if (!exported.has(imported)) throw new Error(`${entry} imports ${imported}, which src/index.js does not export.`);
   return result.metafile;
 }
 
 /**
- * A page; throws unless its Content-Security-Policy allows the script in it, and nothing from other hosts.
+ * Returns a page; throws unless its Content-Security-Policy allows the script in it, and nothing from other hosts.
  * @param {string} file @param {Buffer} bytes
  */
 function checked(file, bytes) {
@@ -66,8 +66,9 @@ function checked(file, bytes) {
 const core = await bundle("ptegpu.js", "src/index.js", true);
 inCore = new Set(Object.keys(core.inputs).map((path) => join(web, path)));
 exported = new Set(core.outputs["ptegpu.js"].exports);
-later.add(join(web, "src", "worker.js"));
-for (const path of later) if (!inCore.has(path)) await bundle(basename(path), "src/" + basename(path), true); // grows
+dynamicModules.add(join(web, "src", "worker.js"));
+for (const path of dynamicModules) // bundling may add more
+  if (!inCore.has(path)) await bundle(basename(path), "src/" + basename(path), true);
 for (const file of readdirSync(join(web, "pages")).sort()) {
   if (file.endsWith(".css")) await bundle(file, "pages/" + file, false);
   if (!file.endsWith(".html")) continue;
@@ -85,20 +86,20 @@ for (const [name, bytes] of files) {
   console.log(`${name.padEnd(16)} ${String(sizes[0]).padStart(7)} ${String(sizes[1]).padStart(7)} gz`);
   const limits = LIMITS[/** @type {keyof LIMITS} */ (name)];
   if (limits?.some((limit, k) => sizes[k] > limit))
-    throw new Error(`${name} is larger than ${limits.join(" / ")} bytes.`);
+    throw new Error(`${name} exceeds its limit of ${limits.join(" / ")} bytes, minified / gzipped.`);
 }
 
-const there = existsSync(folder) ? readdirSync(folder) : [];
+const existing = existsSync(folder) ? readdirSync(folder) : [];
 if (process.argv.includes("--check")) {
   const current = (/** @type {string} */ name) =>
-    there.includes(name) && files.get(name)?.equals(readFileSync(join(folder, name)));
-  const wrong = [...new Set([...files.keys(), ...there])].filter((name) => !current(name));
-  if (wrong.length) {
-    console.error(`Not what web/ gives: ${wrong.join(", ")} in src/ptegpu/site/files. Run: node web/build.mjs`);
+    existing.includes(name) && files.get(name)?.equals(readFileSync(join(folder, name)));
+  const outdated = [...new Set([...files.keys(), ...existing])].filter((name) => !current(name));
+  if (outdated.length) {
+    console.error(`out of date in src/ptegpu/site/files: ${outdated.join(", ")}. Run: node web/build.mjs`);
     process.exit(1);
   }
 } else {
   mkdirSync(folder, { recursive: true });
-  for (const name of there) if (!files.has(name)) rmSync(join(folder, name), { recursive: true });
+  for (const name of existing) if (!files.has(name)) rmSync(join(folder, name), { recursive: true });
   for (const [name, bytes] of files) writeFileSync(join(folder, name), bytes);
 }

@@ -1,4 +1,4 @@
-// Tries a change without building: the pages and modules of web/ as they are, with the model of a site.
+// Serves the unbuilt pages and modules of web/ with the model of a site, to try a change without building.
 //   ptegpu web demo -o site && node web/serve.mjs site
 import { readFileSync } from "node:fs";
 import { join, resolve } from "node:path";

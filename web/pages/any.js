@@ -1,4 +1,4 @@
-// The page of any other model: an editor for each input by its shape and dtype, a view of each output.
+// The page of any other model: an editor for each input, by shape and dtype, and a view of each output.
 import { $, announce, bytes, calm, duration, fail, make, open, ran, wake } from "./ui.js";
 import { Port } from "./inputs.js";
 import { read } from "./npy.js";
@@ -19,30 +19,30 @@ let method = "forward";
 let running = false,
   again = false;
 
-/** The inputs that the site is checked with, by method. @type {Record<string, any[]>} */
+/** The site's reference inputs, by method. @type {Record<string, any[]>} */
 const examples = {};
 
-/** The inputs of a check. @param {import("./ui.js").Check} check @param {URL} base */
-async function given({ file, inputs }, base) {
+/** Loads the reference inputs. @param {import("./ui.js").Check} check @param {URL} base */
+async function loadExamples({ file, inputs }, base) {
   const bytes = await (await fetch(new URL(file, base))).arrayBuffer();
   return inputs.map((t) => (t?.dtype ? read(bytes.slice(t.at, t.at + t.length), t.dtype, t.shape) : t));
 }
 
-/** Inputs and outputs of a method. @param {string} name */
+/** Shows the inputs of a method and runs it. @param {string} name */
 function choose(name) {
   if (!remote) return;
   method = name;
-  const { inputs, outputs: gives } = /** @type {{inputs: Spec[], outputs: Spec[]}} */ (remote.info.signatures[name]);
+  const { inputs, outputs: specs } = /** @type {{inputs: Spec[], outputs: Spec[]}} */ (remote.info.signatures[name]);
   ports = inputs.map(
     (spec, k) => new Port({ ...spec, name: spec.name || `input ${k}` }, k, examples[name]?.[k], changed),
   );
-  outputs = gives.map((spec, k) => new Output(spec.name || `output ${k}`, k));
+  outputs = specs.map((spec, k) => new Output(spec.name || `output ${k}`, k));
   $("ports").replaceChildren(...ports.map((port) => port.box));
   $("outputs").replaceChildren();
   run();
 }
 
-/** An input changed. */
+/** Handles a change of an input. */
 function changed() {
   calm();
   if (/** @type {HTMLInputElement} */ ($("auto")).checked) run();
@@ -53,8 +53,8 @@ async function run() {
   if (running) return void (again = true);
   running = true;
   document.body.ariaBusy = "true";
-  const started = performance.now();
-  const asked = method;
+  const startTime = performance.now();
+  const startMethod = method;
   const slow = setTimeout(() => ($("speed").textContent = "Running …"), 500);
   try {
     const values = await remote.run(
@@ -63,9 +63,9 @@ async function run() {
     );
     clearTimeout(slow);
     ran();
-    if (asked !== method) throw new DOMException("another method was chosen", "AbortError");
+    if (startMethod !== method) throw new DOMException("another method was chosen", "AbortError");
     calm();
-    const time = duration(performance.now() - started);
+    const time = duration(performance.now() - startTime);
     while (outputs.length < values.length) outputs.push(new Output(`output ${outputs.length}`, outputs.length));
     if ($("outputs").children.length !== values.length)
       $("outputs").replaceChildren(...values.map((_, k) => outputs[k].box));
@@ -105,7 +105,7 @@ open({
   async ready(opened, site, base) {
     remote = opened;
     document.body.ariaBusy = "true"; // until the first run
-    if (ports.length) return void run(); // again, after the GPU was lost
+    if (ports.length) return void run(); // loaded again after a loss of the GPU
     const select = /** @type {HTMLSelectElement} */ ($("method"));
     const names = opened.info.methods;
     select.replaceChildren(...names.map((name) => make("option", { value: name }, name)));
@@ -114,7 +114,7 @@ open({
     $("method-label").hidden = names.length < 2;
     $("waiting").hidden = true;
     $("go").hidden = $("reset").hidden = false;
-    if (site.check) examples[site.check.method] = await given(site.check, base).catch(() => []);
+    if (site.check) examples[site.check.method] = await loadExamples(site.check, base).catch(() => []);
     choose(select.value);
   },
   lost() {

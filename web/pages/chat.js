@@ -1,6 +1,6 @@
-// The page of a language model: a conversation where it has a chat template, else a text that goes on. The model runs
-// in this page, or on the server that the page comes from.
-import { $, announce, bytes, button, calm, copy, digits, fail, kept, make, open, ran, wake } from "./ui.js";
+// The page of a language model: a conversation if it has a chat template, otherwise one text that it continues. The
+// model runs in this page, or on the server that the page comes from.
+import { $, announce, bytes, button, calm, copy, digits, fail, stored, make, open, ran, wake } from "./ui.js";
 import { show } from "./markdown.js";
 import { connect, Server } from "./server.js";
 
@@ -25,24 +25,24 @@ const fields = /** @type {HTMLInputElement[]} */ ([...form.querySelectorAll("inp
 
 /** @type {Remote | null} */
 let remote = null;
-/** What follows a model whose GPU was lost; null if nothing does. @type {Promise<Remote | null>} */
+/** The model that replaces one whose GPU was lost, or null. @type {Promise<Remote | null>} */
 let next = Promise.resolve(null);
 /** @type {{cancel(): void} | null} */
 let stream = null;
 let context = 0;
-let waiting = false; // for the model, to send what was typed
-let density = 3; // characters in a token, as far as seen
+let waiting = false; // the typed text is sent when the model is ready
+let density = 3; // characters per token, estimated from the last prompt
 
-/** The sampling options that the settings say. @returns {Record<string, number | undefined>} */
+/** Returns the sampling options in the settings. @returns {Record<string, number | undefined>} */
 function options() {
-  const found = /** @type {Record<string, number | undefined>} */ ({});
+  const values = /** @type {Record<string, number | undefined>} */ ({});
   for (const { name, value, type, validity } of fields)
-    if (type !== "textarea" && validity.valid) found[name] = value === "" ? undefined : Number(value);
-  return found;
+    if (type !== "textarea" && validity.valid) values[name] = value === "" ? undefined : Number(value);
+  return values;
 }
 
 /**
- * Streams an answer; each frame shows what came. If the GPU is lost, it goes on when the model is back.
+ * Streams an answer and shows it in each frame. After a loss of the GPU, continues when the model is loaded again.
  * @param {string | Message[]} input @param {(text: string) => void} draw @param {HTMLElement} row below the text
  */
 async function answer(input, draw, row) {
@@ -50,7 +50,7 @@ async function answer(input, draw, row) {
   calm();
   busy(true);
   announce("Writing …");
-  const asked = typeof input === "string" ? input.length : input.reduce((n, m) => n + m.content.length + 12, 0);
+  const length = typeof input === "string" ? input.length : input.reduce((n, m) => n + m.content.length + 12, 0);
   const settings = options();
   let running = remote.stream(input, settings);
   let stopped = false;
@@ -65,24 +65,24 @@ async function answer(input, draw, row) {
     frame = 0,
     first = 0,
     before = 0;
-  const why = remote instanceof Server ? "The server is busy, or" : "The first words take longest: a model";
-  const hint = make("span", { className: "note" }, `${why} compiles its kernels.`);
-  const late = setTimeout(() => row.append(hint), 3000);
+  const reason = remote instanceof Server ? "The server is busy, or" : "The first words take longest: the model";
+  const hint = make("span", { className: "note" }, `${reason} compiles its kernels.`);
+  const hintTimer = setTimeout(() => row.append(hint), 3000);
   const paint = () => {
     frame = 0;
     draw(text);
     follow();
-    const made = running.generation;
-    used(made.promptTokens.length || asked / density, made.tokens.length, !made.promptTokens.length);
+    const { promptTokens, tokens } = running.generation;
+    showContext(promptTokens.length || length / density, tokens.length, !promptTokens.length);
     const seconds = (performance.now() - first) / 1000;
-    if (seconds > 0.4) $("speed").textContent = digits((made.tokens.length - before) / seconds);
+    if (seconds > 0.4) $("speed").textContent = digits((tokens.length - before) / seconds);
   };
   for (let model = /** @type {Remote | null} */ (remote); model; ) {
     try {
       for await (const piece of running) {
         if (!first) {
           first = performance.now();
-          clearTimeout(late);
+          clearTimeout(hintTimer);
           hint.remove();
           before = running.generation.tokens.length;
         }
@@ -95,30 +95,31 @@ async function answer(input, draw, row) {
       failed = true;
       fail(error);
       if (/** @type {{code?: string}} */ (error).code !== "DeviceLost") break;
-      clearTimeout(late);
-      hint.textContent = "The GPU was taken away. The model is loaded again, and goes on.";
+      clearTimeout(hintTimer);
+      hint.textContent = "The browser lost access to the GPU. The model is loading again, then continues.";
       row.append(hint);
-      await model.lost; // `next` is known then
+      await model.lost; // sets `next`
       model = await next;
       if (!model || stopped) break;
-      const continues = /** @type {any} */ (running.generation); // no server is ever lost
+      const continues = /** @type {any} */ (running.generation); // only models in the page can lose the GPU
       running = /** @type {import("./ui.js").Remote} */ (model).stream(input, { ...settings, continues });
       failed = false;
       first = 0;
     }
   }
-  clearTimeout(late);
+  clearTimeout(hintTimer);
   hint.remove();
   cancelAnimationFrame(frame);
   paint();
   stream = null;
   busy(false);
-  const made = running.generation;
-  const { decodeTokens, decodeMs } = made.timings;
-  if (made.promptTokens.length) density = Math.max(1, asked / made.promptTokens.length);
+  const { promptTokens, tokens, seed, finishReason, timings } = running.generation;
+  const { decodeTokens, decodeMs } = timings;
+  if (promptTokens.length) density = Math.max(1, length / promptTokens.length);
   if (decodeMs) $("speed").textContent = digits((decodeTokens / decodeMs) * 1000);
   announce(text || "No answer.");
-  return { text, reason: failed && !stopped ? "failed" : made.finishReason, facts: `${made.tokens.length} tokens · seed ${made.seed}` };
+  const outcome = failed && !stopped ? "failed" : finishReason;
+  return { text, reason: outcome, facts: `${tokens.length} tokens · seed ${seed}` };
 }
 
 /** @param {boolean} on */
@@ -131,14 +132,14 @@ function busy(on) {
   talk.label(on);
 }
 
-/** @param {number} read @param {number} [written] tokens @param {boolean} [about] whether that is a guess */
-function used(read, written = 0, about = false) {
-  const tokens = Math.min(context, Math.round(read + written)); // the last one needs no place
-  $("context").textContent = `${about ? "≈ " : ""}${tokens} of ${context}`;
+/** Shows how full the context is. @param {number} read @param {number} [written] tokens @param {boolean} [estimated] */
+function showContext(read, written = 0, estimated = false) {
+  const tokens = Math.min(context, Math.round(read + written)); // the last token is not in the cache
+  $("context").textContent = `${estimated ? "≈ " : ""}${tokens} of ${context}`;
   $("meter").style.setProperty("--part", String(Math.min(1, tokens / context)));
 }
 
-// The page follows what is written until its reader scrolls up.
+// The page scrolls with the new text until the reader scrolls up.
 let pinned = true;
 const end = () => main.scrollHeight - main.clientHeight;
 const follow = () => pinned && (main.scrollTop = end());
@@ -150,14 +151,14 @@ main.addEventListener(
   },
   { passive: true },
 );
-new ResizeObserver(follow).observe(main); // a phone's keyboard opens
+new ResizeObserver(follow).observe(main); // for a phone's keyboard
 newest.onclick = () => {
   pinned = true;
   follow();
   prompt.focus();
 };
 
-/** Messages in turns. */
+/** A conversation with a chat model. */
 class Conversation {
   /** @type {Message[]} */
   messages = [];
@@ -181,24 +182,24 @@ class Conversation {
   }
 
   async reply() {
-    const said = this.turn("model", "Model");
-    const turn = /** @type {HTMLElement} */ (said.closest("li"));
+    const content = this.turn("model", "Model");
+    const turn = /** @type {HTMLElement} */ (content.closest("li"));
     const row = make("div", { className: "row" });
-    said.after(row);
-    said.classList.add("waiting");
+    content.after(row);
+    content.classList.add("waiting");
     turn.classList.add("busy");
     const { text, reason, facts } = await answer(
       this.fitting(),
       (text) => {
-        said.classList.toggle("waiting", !text);
-        show(said, text);
+        content.classList.toggle("waiting", !text);
+        show(content, text);
       },
       row,
     );
-    said.classList.remove("waiting");
+    content.classList.remove("waiting");
     turn.classList.remove("busy");
     if (!text) {
-      // nothing came: the words go back to where they can be changed
+      // no answer: the message returns to the text field
       turn.remove();
       this.list.lastElementChild?.remove();
       const words = this.messages.pop()?.content ?? "";
@@ -222,7 +223,7 @@ class Conversation {
     follow();
   }
 
-  /** All messages, but for the oldest where they do not fit. */
+  /** Returns the messages, without the oldest ones that do not fit into the context. */
   fitting() {
     const system = /** @type {HTMLTextAreaElement} */ ($("system")).value.trim();
     const head = system ? [{ role: "system", content: system }] : [];
@@ -230,19 +231,19 @@ class Conversation {
     let rest = this.messages;
     const size = () => rest.reduce((n, m) => n + m.content.length + 12, system.length);
     while (rest.length > 2 && size() > room) rest = rest.slice(2);
-    if (rest !== this.messages) announce("The oldest messages no longer fit, and are left out.");
+    if (rest !== this.messages) announce("The oldest messages no longer fit and are left out.");
     return [...head, ...rest];
   }
 
   /** @param {string} who @param {string} name */
   turn(who, name) {
-    const said = make("div", { className: "said" });
-    this.list.append(make("li", { className: `turn ${who}` }, make("h2", {}, name), make("div", {}, said)));
+    const content = make("div", { className: "said" });
+    this.list.append(make("li", { className: `turn ${who}` }, make("h2", {}, name), make("div", {}, content)));
     this.list.hidden = false;
     $("intro").hidden = true;
     pinned = true;
     follow();
-    return said;
+    return content;
   }
 
   clear() {
@@ -253,20 +254,20 @@ class Conversation {
 }
 
 const NOTES = /** @type {Record<string, string>} */ ({
-  length: " · stopped at the most tokens",
+  length: " · reached the maximum number of tokens",
   context: " · the context is full",
   cancelled: " · stopped by you",
-  failed: " · broke off",
+  failed: " · interrupted",
 });
 
-/** One text that the model goes on with. Titled: its first line is a title. */
+/** A text that the model continues. */
 class Tale {
   /** @type {Part[]} */
   parts = [];
   title = "";
   box = $("tale");
 
-  /** @param {boolean} titled */
+  /** @param {boolean} titled whether the first line is a title */
   constructor(titled) {
     this.titled = titled;
     this.heading = make("h2");
@@ -282,10 +283,10 @@ class Tale {
 
   /** @param {boolean} on */
   label(on) {
-    send.textContent = on ? "Stop" : this.empty ? "Begin" : "Go on";
-    const ask = !this.empty ? "Add words, or just go on" : this.titled ? "A title for a tale" : "How does it begin?";
-    prompt.placeholder = ask;
-    $("prompt-label").textContent = ask;
+    send.textContent = on ? "Stop" : this.empty ? "Begin" : "Continue";
+    const placeholder = this.empty ? (this.titled ? "A title for a tale" : "How does it begin?") : "Add words, or just continue";
+    prompt.placeholder = placeholder;
+    $("prompt-label").textContent = placeholder;
   }
 
   /** @param {string} text */
@@ -293,10 +294,10 @@ class Tale {
     if (this.empty && !text) return;
     if (this.empty && this.titled) this.title = text;
     else if (text) this.parts.push({ you: true, text: this.parts.length ? ` ${text}` : text });
-    await this.goOn();
+    await this.extend();
   }
 
-  async goOn() {
+  async extend() {
     const part = { you: false, text: "" };
     this.parts.push(part);
     const node = this.show();
@@ -306,27 +307,27 @@ class Tale {
     pinned = true;
     follow();
     const prompt = this.prompt();
-    const forgot = prompt.length < this.whole().length ? " · goes by the last lines only" : "";
+    const shortened = prompt.length < this.content().length ? " · uses the last lines only" : "";
     const { reason, facts } = await answer(prompt, (text) => node.appendData(text.slice(node.length)), this.row);
     part.text = node.data;
     this.box.classList.remove("busy");
-    if (!part.text && reason !== "stop") return this.take();
+    if (!part.text && reason !== "stop") return this.undo();
     if (reason === "stop") this.end.textContent = "■ ■ ■";
-    const copier = button("Copy", () => copy(copier, this.whole()), "bare");
+    const copier = button("Copy", () => copy(copier, this.content()), "bare");
     const again = button(
       "Tell it differently",
       () => {
         if (stream) return;
         this.parts.pop();
-        this.goOn();
+        this.extend();
       },
       "bare",
     );
-    this.row.append(copier, again, make("span", { className: "note" }, facts + forgot));
+    this.row.append(copier, again, make("span", { className: "note" }, facts + shortened));
     follow();
   }
 
-  /** Shows all parts; returns the text of the last. */
+  /** Shows all parts; returns the text node of the last one. */
   show() {
     this.box.hidden = this.empty;
     $("intro").hidden = !this.empty;
@@ -343,8 +344,8 @@ class Tale {
     return /** @type {Text} */ (this.text.lastChild);
   }
 
-  /** Nothing came: the words go back to where they can be changed. */
-  take() {
+  /** Returns the visitor's words to the text field, after no answer. */
+  undo() {
     this.parts.pop();
     const words = this.parts.at(-1)?.you ? (this.parts.pop()?.text.trim() ?? "") : "";
     prompt.value ||= words;
@@ -356,19 +357,19 @@ class Tale {
     this.label(false);
   }
 
-  whole() {
+  content() {
     return `${this.title}${this.titled ? "\n" : ""}${this.parts.map((part) => part.text).join("")}`;
   }
 
-  /** The text, but for its beginning where it does not fit: then title and last sentences. */
+  /** Returns the text, or if it does not fit into the context, its title and last sentences. */
   prompt() {
-    const all = this.whole(),
+    const text = this.content(),
       head = this.titled ? this.title.length + 1 : 0;
     const room = Math.floor(context * density * 0.6);
-    if (all.length < context * density * 0.8) return all;
-    const tail = all.slice(Math.max(head, all.length - room));
+    if (text.length < context * density * 0.8) return text;
+    const tail = text.slice(Math.max(head, text.length - room));
     const sentence = tail.search(/(?<=[.!?]["”’]?)\s/);
-    return all.slice(0, head) + tail.slice(sentence < 0 ? 0 : sentence + 1);
+    return text.slice(0, head) + tail.slice(sentence < 0 ? 0 : sentence + 1);
   }
 
   clear() {
@@ -383,14 +384,14 @@ class Tale {
 /** @type {Conversation | Tale} */
 let talk = new Conversation();
 
-/** Sends what is in the field, or waits until it can. */
+/** Sends the text in the field, now or when the model is ready. */
 async function submit() {
   if (stream) return;
   if (!remote) {
     waiting = !!prompt.value.trim();
     if (waiting) wake();
     send.textContent = waiting ? "Waiting" : "Send";
-    announce("It is sent as soon as the model is ready.");
+    announce("The text will be sent when the model is ready.");
     return;
   }
   const text = prompt.value.trim();
@@ -426,7 +427,7 @@ $("new").onclick = () => {
   talk.clear();
   remote?.reset();
   calm();
-  used(0);
+  showContext(0);
   $("speed").textContent = "–";
   $("intro").hidden = false;
   busy(false);
@@ -439,8 +440,8 @@ const outputs = () =>
     output.value = /** @type {HTMLInputElement} */ ($(String(output.htmlFor))).value;
   });
 const remember = () =>
-  kept("settings" + location.pathname, JSON.stringify(Object.fromEntries(fields.map((f) => [f.name, f.value]))));
-for (const [name, value] of Object.entries(JSON.parse(kept("settings" + location.pathname) ?? "{}"))) {
+  stored("settings" + location.pathname, JSON.stringify(Object.fromEntries(fields.map((f) => [f.name, f.value]))));
+for (const [name, value] of Object.entries(JSON.parse(stored("settings" + location.pathname) ?? "{}"))) {
   const field = fields.find((f) => f.name === name);
   if (field) field.value = String(value);
 }
@@ -448,11 +449,11 @@ outputs();
 form.oninput = () => (outputs(), remember());
 $("settings-open").onclick = () => /** @type {HTMLDialogElement} */ (settings).showModal();
 settings.onclick = (event) => {
-  if (event.target === settings) /** @type {HTMLDialogElement} */ (settings).close(); // a click beside it
+  if (event.target === settings) /** @type {HTMLDialogElement} */ (settings).close(); // a click outside of the dialog
 };
-$("settings-reset").onclick = () => (form.reset(), outputs(), kept("settings" + location.pathname, ""));
+$("settings-reset").onclick = () => (form.reset(), outputs(), stored("settings" + location.pathname, ""));
 
-/** Gets ready for a model; what was said stays, where it can go on. @param {Language} language */
+/** Sets the page up for a model; keeps the text if the model can continue it. @param {Language} language */
 function begin({ chat = false, examples = [], maxTokens, ...language }) {
   context = language.context;
   const titled = examples.length > 0 && examples.every((e) => e.endsWith("\n"));
@@ -473,18 +474,18 @@ function begin({ chat = false, examples = [], maxTokens, ...language }) {
   );
   $("examples")
     .querySelector("ul")
-    ?.replaceChildren(...tries.map((one) => make("li", {}, one)));
-  $("context").style.setProperty("--wide", `${2 * String(context).length + 4}ch`); // for any number that comes
+    ?.replaceChildren(...tries.map((example) => make("li", {}, example)));
+  $("context").style.setProperty("--wide", `${2 * String(context).length + 4}ch`); // fits every number
   /** @type {HTMLInputElement} */ ($("maxTokens")).max = String(maxTokens ?? context);
   if (matchMedia("(hover: hover)").matches) prompt.focus();
-  used(0);
+  showContext(0);
   busy(false);
 }
 
 const field = /** @type {HTMLInputElement} */ ($("key"));
 $("unlock-cancel").onclick = () => unlock.close();
 
-/** A key, asked for; "" if there is none. @param {string} note */
+/** Asks the visitor for a key; returns "" if the dialog is cancelled. @param {string} note */
 async function newKey(note) {
   $("unlock-note").textContent = note;
   field.value = unlock.returnValue = "";
@@ -495,41 +496,41 @@ async function newKey(note) {
 
 /** Opens the server that this page comes from. @type {NonNullable<import("./ui.js").Page["attach"]>} */
 async function attach({ server }, base, { signal }) {
-  const place = `ptegpu-key ${base.href}`; // kept as long as this tab is open, for this address alone
+  const storageKey = `ptegpu-key ${base.href}`; // stored for this tab and this address only
   /** @type {HTMLElement} */ ($("memory").parentElement).hidden = $("load-bar").hidden = true;
-  let key = sessionStorage.getItem(place) ?? "";
-  let note = "It stays in this tab, and is forgotten when you close it.";
+  let key = sessionStorage.getItem(storageKey) ?? "";
+  let note = "The key stays in this tab and is forgotten when you close it.";
   for (;;) {
     if (server?.keys && !key) key = await newKey(note);
-    if (server?.keys && !key) throw Object.assign(new Error("without one, it answers nobody"), { code: "BadKey" });
+    if (server?.keys && !key) throw Object.assign(new Error("no key was entered"), { code: "BadKey" });
     try {
       const opened = await connect(base, { key, signal });
-      if (key) sessionStorage.setItem(place, key);
+      if (key) sessionStorage.setItem(storageKey, key);
       choose(opened, server?.examples);
       return opened;
     } catch (error) {
       if (!key || /** @type {{code?: string}} */ (error).code !== "BadKey") throw error;
-      note = "The server does not know that key. Is all of it there?";
+      note = "The server does not know this key. Check that it is complete.";
       key = "";
     }
   }
 }
 
-/** Lets one of the models answer. @param {Server} server @param {NonNullable<Site["server"]>["examples"]} [examples] */
+/** Selects one of the server's models. @param {Server} server @param {NonNullable<Site["server"]>["examples"]} [examples] */
 function choose(server, examples) {
-  const wanted = kept("model" + location.pathname);
-  server.model = server.models.find(({ id }) => id === wanted) ?? server.model;
+  const lastId = stored("model" + location.pathname);
+  server.model = server.models.find(({ id }) => id === lastId) ?? server.model;
   models.replaceChildren(...server.models.map(({ id }) => make("option", { selected: id === server.model.id }, id)));
   models.hidden = server.models.length < 2;
   $("title").classList.toggle("quiet", !models.hidden);
   models.onchange = () => {
-    kept("model" + location.pathname, models.value);
+    stored("model" + location.pathname, models.value);
     choose(server, examples);
   };
   const { id } = server.model;
   document.title = $("title").textContent = $("foot-model").textContent = id;
-  const offers = examples?.models?.[id] ?? examples?.[server.language.chat ? "chat" : "text"];
-  begin({ ...server.language, examples: offers });
+  const prompts = examples?.models?.[id] ?? examples?.[server.language.chat ? "chat" : "text"];
+  begin({ ...server.language, examples: prompts });
 }
 
 open({
@@ -547,8 +548,8 @@ open({
     waiting = false;
     talk.label(false);
   },
-  lost(following) {
+  lost(replacement) {
     remote = null;
-    next = following;
+    next = replacement;
   },
 });

@@ -1,6 +1,6 @@
-// For work on the pages: made-up models behind `?fake=tale|chat|digits|photo|any|task`, with
-// `&fail=OutOfMemory` (an error while loading), `&lose=3000` (the device goes after these ms, each time), `&slow=5` (all takes
-// that much longer), `&words=900` (a tale of so many), `&auto` (as if it were small: loads without asking).
+// Fake models for work on the pages: `?fake=tale|chat|digits|photo|any|task`, with `&fail=OutOfMemory` (an error while
+// loading), `&lose=3000` (the GPU is lost after 3000 ms, each time), `&slow=5` (everything takes 5 times longer),
+// `&words=900` (a text of 900 words), `&auto` (a small file, which loads without a click).
 const query = new URLSearchParams(location.search);
 const kind = query.get("fake") || "tale";
 const slow = Number(query.get("slow") ?? 1);
@@ -97,7 +97,7 @@ const sites = {
   },
   photo: {
     title: "MobileNet v3",
-    description: "Show it a picture: it tells what is in it, among a thousand things.",
+    description: "Show it a picture: it recognizes a thousand kinds of things.",
     model: { file: "mobilenet_v3_small.pte", bytes: 10.2e6 },
     page: "image",
     image: {
@@ -115,7 +115,7 @@ const sites = {
   },
   any: {
     title: "An encoder",
-    description: "A transformer encoder: give it tokens, see what it makes of them.",
+    description: "A transformer encoder: enter tokens, see the vectors that it computes.",
     model: { file: "encoder.pte", bytes: 1.9e6 },
     page: "any",
   },
@@ -154,25 +154,25 @@ const signatures = {
   embed: { inputs: [tensor("x", "float32", [256])], outputs: [tensor("y", "float32", [256])] },
 };
 
-/** As `connect` of ../src/client.js. @param {string} _url @param {any} options @returns {Promise<any>} */
+/** A stand-in for `connect` of ../src/client.js. @param {string} _url @param {any} options @returns {Promise<any>} */
 export async function connect(_url, { signal, onProgress }) {
   const total = site.model.bytes;
   const aborted = new Promise((done) => signal.addEventListener("abort", done));
   const step = async () => (await Promise.race([sleep(60 * slow), aborted]), signal.throwIfAborted());
-  const broken = query.get("fail");
+  const failure = query.get("fail");
   const raise = () => {
-    if (!broken) return;
+    if (!failure) return;
     query.delete("fail");
-    const code = broken === "TypeError" ? {} : { code: broken };
+    const code = failure === "TypeError" ? {} : { code: failure };
     throw Object.assign(
       new Error(query.get("message") ?? "buffer of 398.1 MB: the GPU has 256.0 MB for this page"),
-      { name: broken },
+      { name: failure },
       code,
     );
   };
   onProgress({ stage: "plan", done: 0, total: 1 });
   await step();
-  if (broken !== "BadShard" && broken !== "TypeError") raise();
+  if (failure !== "BadShard" && failure !== "TypeError") raise();
   for (let k = 0; k <= 20; k++) {
     onProgress({ stage: "weights", done: (total * k) / 20, total, bytes: (total * k) / 20 });
     await step();
@@ -192,12 +192,12 @@ class Fake {
     adapter: { vendor: "nvidia", architecture: "ada", description: "", software: false },
   };
   /** @type {Error | null} */
-  why = null;
+  lossError = null;
   lost = new Promise(
     (lose) =>
       query.has("lose") &&
       setTimeout(
-        () => lose((this.why = Object.assign(new Error("the GPU device was lost"), { code: "DeviceLost" }))),
+        () => lose((this.lossError = Object.assign(new Error("the GPU device was lost"), { code: "DeviceLost" }))),
         Number(query.get("lose")),
       ),
   );
@@ -206,8 +206,8 @@ class Fake {
   stream(prompt, { maxTokens = 200, continues = { tokens: [] } }) {
     const words = (kind === "chat" ? ANSWER : TALE.repeat(20)).match(/\s*\S+|\s+/g) ?? [];
     const tokens = /** @type {number[]} */ ([...continues.tokens]);
-    const broken = () => {
-      if (this.why) throw this.why;
+    const throwIfLost = () => {
+      if (this.lossError) throw this.lossError;
     };
     let cancelled = false;
     const generation = {
@@ -221,7 +221,7 @@ class Fake {
       const started = performance.now();
       await sleep(250 * slow);
       for (const word of words.slice(tokens.length, Number(query.get("words") ?? maxTokens))) {
-        broken();
+        throwIfLost();
         if (cancelled) break;
         tokens.push(1);
         yield word;
@@ -236,15 +236,15 @@ class Fake {
   /** @param {any[]} inputs @param {any} options */
   async run(inputs, { method } = {}) {
     await sleep(20 * slow);
-    if (this.why) throw this.why;
+    if (this.lossError) throw this.lossError;
     if (site.image) {
       const classes = site.image.labels.length;
-      const of = inputs[0].data ?? inputs[0];
-      const seen = of.reduce(
+      const pixels = inputs[0].data ?? inputs[0];
+      const checksum = pixels.reduce(
         (/** @type {number} */ sum, /** @type {number} */ x, /** @type {number} */ k) => sum + x * (1 + (k % 7)),
         0,
       );
-      const raw = Array.from({ length: classes }, (_, k) => Math.exp(3.2 * Math.sin(seen * 0.7 + k * 1.9)));
+      const raw = Array.from({ length: classes }, (_, k) => Math.exp(3.2 * Math.sin(checksum * 0.7 + k * 1.9)));
       const sum = raw.reduce((a, b) => a + b);
       return [
         {

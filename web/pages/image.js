@@ -1,20 +1,20 @@
-// The page of an image model: draw, drop, paste, choose or film; the likeliest labels as bars.
+// The page of an image classifier: draw, drop, paste or choose a picture, or use the camera; bars show the likeliest labels.
 import { fitted } from "./media.js";
 import { $, announce, calm, duration, fail, make, open, ran } from "./ui.js";
 
 /**
  * @typedef {import("./ui.js").Remote} Remote
  * @typedef {import("./ui.js").Picture} Picture
- * @typedef {{x: number, y: number}[]} Stroke in parts of the canvas
+ * @typedef {{x: number, y: number}[]} Stroke coordinates from 0 to 1
  */
 
 const stage = $("stage"),
   view = /** @type {HTMLCanvasElement} */ ($("view")),
-  seen = /** @type {HTMLCanvasElement} */ ($("seen"));
+  preview = /** @type {HTMLCanvasElement} */ ($("seen"));
 const file = /** @type {HTMLInputElement} */ ($("file"));
 const video = make("video", { muted: true, playsInline: true });
 const sources = /** @type {HTMLInputElement[]} */ ([...document.querySelectorAll("[name=source]")]);
-const ROWS = 12; // as many classes have a fixed row each; of more, the likeliest are shown
+const ROWS = 12; // up to this many classes, each has a fixed row; beyond that, the likeliest are shown
 const TOP = 6;
 const DROP = matchMedia("(hover: hover)").matches
   ? "Drop a picture here, paste one, or choose one."
@@ -34,7 +34,7 @@ let again = false,
   running = false;
 let spoken = 0;
 
-/** The pen's width, as a part of the picture: what digit models were trained on. */
+/** Returns the pen's width relative to the picture, as in the data that digit models were trained on. */
 const pen = () => Math.max(0.09, 1.45 / image.height);
 
 /** @param {CanvasRenderingContext2D} to @param {number} width @param {number} height @param {number} line */
@@ -49,7 +49,7 @@ function trace(to, width, height, line) {
 }
 
 /**
- * Draws what there is, cropped to the middle.
+ * Draws the picture or the camera's frame, cropped to its centre.
  * @param {CanvasRenderingContext2D} to @param {number} width @param {number} height
  */
 function crop(to, width, height) {
@@ -62,7 +62,7 @@ function crop(to, width, height) {
   to.drawImage(from, (width - x) / 2, (height - y) / 2, x, y);
 }
 
-/** The drawing in white on black, moved to the middle and scaled as digits are in data sets. */
+/** Draws the strokes in white on black, centred and scaled like the digits in data sets. */
 function centred(
   /** @type {CanvasRenderingContext2D} */ to,
   /** @type {number} */ width,
@@ -83,7 +83,7 @@ function centred(
 
 const small = make("canvas");
 
-/** What the model gets: each pixel the mean of several. @returns {Float32Array} */
+/** Returns the model's input; each pixel is the mean of several. @returns {Float32Array} */
 function pixels() {
   const { width, height, channels, mean, std, scale, shape } = image;
   const k = Math.max(1, Math.min(8, Math.round(448 / Math.max(width, height))));
@@ -103,7 +103,7 @@ function pixels() {
       for (let c = 0; c < 3; c++) rgb[at + c] += data[from + c] / (k * k);
     }
   if (channels === 1) grey(rgb, width, height);
-  preview(rgb);
+  showPreview(rgb);
   const last = shape.at(-1) === channels && shape.at(-2) === width; // channels come last
   const out = new Float32Array(width * height * channels);
   for (let p = 0; p < width * height; p++)
@@ -113,7 +113,7 @@ function pixels() {
   return out;
 }
 
-/** Grey; models of drawings want light on dark, so a light page is inverted. */
+/** Converts to grey. Models of drawings expect light on dark, so a picture with a light border is inverted. */
 function grey(/** @type {Float32Array} */ rgb, /** @type {number} */ width, /** @type {number} */ height) {
   let border = 0;
   for (let p = 0; p < width * height; p++) {
@@ -125,16 +125,16 @@ function grey(/** @type {Float32Array} */ rgb, /** @type {number} */ width, /** 
 }
 
 /** @param {Float32Array} rgb */
-function preview(rgb) {
+function showPreview(rgb) {
   const { width, height } = image;
   const bytes = new ImageData(width, height);
   for (let p = 0; p < width * height; p++) bytes.data.set([rgb[p * 3], rgb[p * 3 + 1], rgb[p * 3 + 2], 255], p * 4);
-  seen.getContext("2d")?.putImageData(bytes, 0, 0);
+  preview.getContext("2d")?.putImageData(bytes, 0, 0);
 }
 
 const empty = () => (source === "draw" ? !strokes.length : source === "camera" ? !video.videoWidth : !picture);
 
-/** Shows the source, and looks at it. */
+/** Shows the picture and classifies it. */
 function refresh() {
   const to = /** @type {CanvasRenderingContext2D} */ (view.getContext("2d"));
   const colours = getComputedStyle(stage);
@@ -152,20 +152,20 @@ function refresh() {
   else look();
 }
 
-/** Runs the model on what is there; while it runs, one more run is remembered. */
+/** Classifies the picture; a call during a run causes one more run after it. */
 async function look() {
   if (!remote) return empty() || void pixels();
   if (running) return void (again = true);
   running = true;
   const slow = setTimeout(() => ($("speed").textContent = "Looking …"), 500);
   try {
-    const started = performance.now();
+    const startTime = performance.now();
     const [output] = await remote.run([{ dtype: "float32", shape: sizes(), data: pixels() }], { method });
-    const ms = performance.now() - started;
+    const ms = performance.now() - startTime;
     clearTimeout(slow);
     ran();
     if (!empty()) {
-      tell(Array.from(output.data, Number));
+      showScores(Array.from(output.data, Number));
       $("speed").textContent = `${duration(ms)} from picture to answer`;
     }
   } catch (error) {
@@ -180,7 +180,7 @@ async function look() {
   }
 }
 
-/** The input's shape: a batch of one. */
+/** Returns the input's shape, with a batch of one. */
 const sizes = () => image.shape.map((size, k) => (k === 0 && image.shape.length > 2 && !pixelDims(k) ? 1 : size));
 const pixelDims = (/** @type {number} */ k) =>
   image.shape.length === 3 && image.shape[k] === image.channels && image.channels > 1;
@@ -189,7 +189,7 @@ const pixelDims = (/** @type {number} */ k) =>
 const label = (k) => image.labels?.[k] ?? `class ${k}`;
 
 /** @param {number[]} scores */
-function tell(scores) {
+function showScores(scores) {
   let parts = scores;
   if (image.softmax) {
     const top = Math.max(...scores),
@@ -228,13 +228,13 @@ function rows(classes, parts, best) {
   });
 }
 
-/** Nothing to look at. */
+/** Shows the result of no picture. */
 function blank() {
   const classes = image.labels?.length ?? ROWS + 1;
   rows(classes <= ROWS ? Array.from({ length: classes }, (_, k) => k) : Array(TOP).fill(-1), [], -1);
   $("best-label").textContent = $("speed").textContent = "";
   $("best-part").textContent =
-    { draw: "It answers while you draw.", camera: "It answers while you film.", file: "Nothing to look at yet." }[
+    { draw: "The result follows your drawing.", camera: "The result follows the camera.", file: "No picture yet." }[
       source
     ] ?? "";
 }
@@ -264,20 +264,20 @@ $("clear").onclick = () => {
 };
 
 // Pictures
-/** @param {File | null | undefined} chosen */
-async function take(chosen) {
-  if (!chosen) return;
+/** Reads a picture and shows it. @param {File | null | undefined} upload */
+async function readFile(upload) {
+  if (!upload) return;
   try {
-    picture = await createImageBitmap(chosen);
+    picture = await createImageBitmap(upload);
     calm();
     choose("file");
   } catch {
-    fail({ name: "EncodingError", message: `${chosen.name} is no picture that this browser can read.` });
+    fail({ name: "EncodingError", message: `This browser cannot read ${upload.name} as a picture.` });
   }
 }
 $("choose").onclick = () => file.click();
-file.onchange = () => (take(file.files?.[0]), (file.value = ""));
-document.addEventListener("paste", (event) => take(event.clipboardData?.files[0]));
+file.onchange = () => (readFile(file.files?.[0]), (file.value = ""));
+document.addEventListener("paste", (event) => readFile(event.clipboardData?.files[0]));
 document.addEventListener("dragover", (event) => {
   event.preventDefault();
   document.body.classList.add("dropping");
@@ -286,14 +286,14 @@ document.addEventListener("dragleave", (event) => event.relatedTarget || documen
 document.addEventListener("drop", (event) => {
   event.preventDefault();
   document.body.classList.remove("dropping");
-  take(event.dataTransfer?.files[0]);
+  readFile(event.dataTransfer?.files[0]);
 });
 
 // The camera
 const stop = () => /** @type {MediaStream | null} */ (video.srcObject)?.getTracks().forEach((track) => track.stop());
 async function film() {
   try {
-    if (!navigator.mediaDevices) throw new DOMException("The browser gives this page no camera.", "NotFoundError");
+    if (!navigator.mediaDevices) throw new DOMException("The browser does not offer this page a camera.", "NotFoundError");
     video.srcObject = await navigator.mediaDevices.getUserMedia({ video: { facingMode: "environment" } });
     await video.play();
     const tick = () => {
@@ -327,9 +327,9 @@ open({
     view.width = 640;
     view.height = 640 / ratio;
     stage.style.aspectRatio = String(ratio);
-    seen.width = image.width;
-    seen.height = image.height;
-    seen.style.aspectRatio = String(ratio);
+    preview.width = image.width;
+    preview.height = image.height;
+    preview.style.aspectRatio = String(ratio);
     $("seen-size").textContent = `${image.width} × ${image.height}`;
     $("can-draw").hidden = !image.draw;
     const longest = Math.max(...(image.labels ?? ["class 1000"]).map((name) => name.length));

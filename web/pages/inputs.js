@@ -1,44 +1,44 @@
-// Editors of inputs: sizes where they may change, values by a fill, a field each, as text, or from a file.
+// Editors of inputs: fields for dynamic sizes; values from a fill, a field for each, text, or a file.
 import { button, fail, make, refill } from "./ui.js";
-import { array, count, one, read, whole } from "./npy.js";
+import { array, count, element, isIntegral, read } from "./npy.js";
 import { heatmap, short, stats } from "./plots.js";
 
 /**
  * @typedef {{name: string, dtype: string | null, shape: number[], dynamic?: boolean, value?: unknown}} Spec
  */
 
-const CELLS = 36,
-  COLUMNS = 6; // as many elements have a field each
-const TEXT = 4096; // as many can be typed as text
-const LARGE = 16; // a dynamic size starts at most here
-const EXAMPLE = "example"; // the fill with what the site is checked with
+const MAX_CELLS = 36,
+  MAX_COLUMNS = 6; // up to these, each element has a field
+const MAX_TEXT = 4096; // elements that can be edited as text
+const MAX_INITIAL_SIZE = 16; // of a dynamic dimension
+const EXAMPLE = "example"; // the fill with the site's reference inputs
 
-/** A standard normal number. */
+/** Returns a random number with the standard normal distribution. */
 const normal = () => Math.sqrt(-2 * Math.log(1 - Math.random())) * Math.cos(2 * Math.PI * Math.random());
-/** @type {Record<string, [text: string, value: (k: number, below: number) => number]>} */
+/** @type {Record<string, [text: string, value: (k: number, end: number) => number]>} */
 const FILLS = {
   normal: ["random, normal", normal],
   uniform: ["random, 0 to 1", Math.random],
-  below: ["random, below …", (_, below) => Math.floor(Math.random() * below)],
+  below: ["random, below …", (_, end) => Math.floor(Math.random() * end)],
   count: ["0, 1, 2, …", (k) => k],
   zeros: ["zeros", () => 0],
   ones: ["ones", () => 1],
 };
-/** @param {string} dtype */
+/** Returns the fills of a dtype, the default first. @param {string} dtype */
 const fills = (dtype) =>
   dtype === "bool"
     ? ["ones", "zeros", "below"]
-    : whole(dtype)
+    : isIntegral(dtype)
       ? ["below", "count", "zeros", "ones"]
       : ["normal", "uniform", "count", "zeros", "ones"];
 
-/** One input: what it is, and the editor of it. */
+/** The editor of one input. */
 export class Port {
   /**
    * @param {Spec} spec
    * @param {number} index
-   * @param {any} example what it may begin with
-   * @param {() => void} changed is called when its value is another
+   * @param {any} example a reference input, or undefined
+   * @param {() => void} changed is called after each change of the value
    */
   constructor(spec, index, example, changed) {
     this.spec = spec;
@@ -46,22 +46,22 @@ export class Port {
     this.example = example?.dtype === spec.dtype ? example : null;
     this.id = `input-${index}`;
     this.dtype = spec.dtype ?? "int";
-    this.sizes = spec.shape.map((size) => (spec.dynamic ? Math.min(size, LARGE) : size));
+    this.sizes = spec.shape.map((size) => (spec.dynamic ? Math.min(size, MAX_INITIAL_SIZE) : size));
     this.fill = !spec.dtype ? "" : this.example ? EXAMPLE : fills(spec.dtype)[0];
-    this.most = 2; // indices are as small as can be
+    this.randomEnd = 2; // small, because integers often are indices
     this.value = Number(spec.dtype ? 0 : (example ?? spec.value ?? 0));
     /** @type {any} */
     this.data = null;
     this.box = make("div", { className: "port", role: "group" });
     this.box.setAttribute("aria-labelledby", `${this.id}-name`);
-    if (spec.dtype) this.make();
+    if (spec.dtype) this.fillData();
     this.show();
   }
 
-  make() {
+  fillData() {
     if (this.fill === EXAMPLE)
       ({ shape: this.sizes, data: this.data } = { ...this.example, data: this.example.data.slice() });
-    else this.data = array(this.dtype, count(this.sizes), (k) => FILLS[this.fill][1](k, this.most));
+    else this.data = array(this.dtype, count(this.sizes), (k) => FILLS[this.fill][1](k, this.randomEnd));
   }
 
   show() {
@@ -79,7 +79,7 @@ export class Port {
         step: "1",
         id,
         value: String(this.value),
-        ariaLabel: `${spec.name}, a whole number`,
+        ariaLabel: `${spec.name}, an integer`,
       });
       field.oninput = () => {
         if (!field.validity.valid || field.value === "") return;
@@ -93,29 +93,29 @@ export class Port {
       { ariaLabel: `Fill ${spec.name} with` },
       ...fills(this.dtype).map((name) => make("option", { value: name }, FILLS[name][0])),
     );
-    if (this.example) choice.prepend(make("option", { value: EXAMPLE }, "the example"));
+    if (this.example) choice.prepend(make("option", { value: EXAMPLE }, "example"));
     if (!this.fill) choice.append(make("option", { value: "" }, "your values"));
     choice.value = this.fill;
     choice.onchange = () => this.refill(choice.value);
-    const most = make("input", {
+    const randomEnd = make("input", {
       type: "number",
       min: "1",
       step: "1",
-      value: String(this.most),
+      value: String(this.randomEnd),
       ariaLabel: `Random below`,
       hidden: this.fill !== "below" || this.dtype === "bool",
     });
-    most.onchange = () => {
-      this.most = Math.max(1, Number(most.value) || 1);
+    randomEnd.onchange = () => {
+      this.randomEnd = Math.max(1, Number(randomEnd.value) || 1);
       this.refill("below");
     };
     const file = make("input", { type: "file", hidden: true, tabIndex: -1, ariaLabel: `A file for ${spec.name}` });
-    file.onchange = () => this.take(file.files?.[0]);
+    file.onchange = () => this.readFile(file.files?.[0]);
     const actions = make(
       "div",
       { className: "row" },
       choice,
-      most,
+      randomEnd,
       button("Again", () => this.refill(this.fill)),
       button("File …", () => file.click()),
       file,
@@ -124,25 +124,25 @@ export class Port {
     refill(this.box, () => this.box.replaceChildren(name, this.shape(), actions, this.elements()));
   }
 
-  /** The sizes; fields where they may change. */
+  /** Returns the shape, with a field for each dynamic size. */
   shape() {
     const { shape, dynamic, name } = this.spec;
     const row = make("div", { className: "row shape number" });
     if (!shape.length) row.append(make("span", { className: "soft" }, "one value"));
-    shape.forEach((most, d) => {
+    shape.forEach((maxSize, d) => {
       if (d) row.append("×");
-      if (!dynamic || most === 1) return row.append(make("span", {}, String(most)));
+      if (!dynamic || maxSize === 1) return row.append(make("span", {}, String(maxSize)));
       const field = make("input", {
         type: "number",
         min: "1",
-        max: String(most),
+        max: String(maxSize),
         step: "1",
         value: String(this.sizes[d]),
-        ariaLabel: `Size ${d} of ${name}, 1 to ${most}`,
-        title: `1 to ${most}`,
+        ariaLabel: `Size ${d} of ${name}, 1 to ${maxSize}`,
+        title: `1 to ${maxSize}`,
       });
       field.onchange = () => {
-        this.sizes[d] = Math.max(1, Math.min(most, Math.round(Number(field.value)) || 1));
+        this.sizes[d] = Math.max(1, Math.min(maxSize, Math.round(Number(field.value)) || 1));
         this.refill(FILLS[this.fill] ? this.fill : fills(this.dtype)[0]);
       };
       row.append(field);
@@ -151,11 +151,11 @@ export class Port {
     return row;
   }
 
-  /** Few elements as fields, more as text with a picture, many as a picture. */
+  /** Returns fields for a small array, text and a heatmap for a larger one, only a heatmap for a large one. */
   elements() {
     const columns = this.sizes.at(-1) ?? 1,
       rows = count(this.sizes) / (columns || 1);
-    return rows * columns <= CELLS && columns <= COLUMNS ? this.cells(columns) : this.picture(rows, columns);
+    return rows * columns <= MAX_CELLS && columns <= MAX_COLUMNS ? this.cells(columns) : this.picture(rows, columns);
   }
 
   /** @param {number} columns */
@@ -167,14 +167,14 @@ export class Port {
       const value = String(Number(Number(x).toPrecision(5)));
       const field = make("input", {
         type: "number",
-        step: whole(this.dtype) ? "1" : "any",
+        step: isIntegral(this.dtype) ? "1" : "any",
         value,
         ariaLabel: `${this.spec.name}${at}`,
       });
       field.oninput = () => {
         if (field.value === "" || !field.validity.valid) return;
-        this.data[k] = one(this.dtype, Number(field.value));
-        this.own();
+        this.data[k] = element(this.dtype, Number(field.value));
+        this.markEdited();
       };
       table.append(field);
     });
@@ -191,8 +191,8 @@ export class Port {
     heatmap(canvas, values, rows, columns);
     caption.textContent = `${short(low)} to ${short(high)}, mean ${short(mean)}`;
     const figure = make("figure", {}, canvas, caption);
-    if (rows * columns > TEXT) return figure;
-    const written = Array.from({ length: rows }, (_, r) =>
+    if (rows * columns > MAX_TEXT) return figure;
+    const textLines = Array.from({ length: rows }, (_, r) =>
       values
         .slice(r * columns, (r + 1) * columns)
         .map((x) => Number(x.toPrecision(5)))
@@ -202,22 +202,22 @@ export class Port {
       className: "values",
       rows: Math.min(rows, 4),
       spellcheck: false,
-      value: written.join("\n"),
-      ariaLabel: `Values of ${this.spec.name}, a row on each line`,
+      value: textLines.join("\n"),
+      ariaLabel: `Values of ${this.spec.name}, one row on each line`,
     });
     text.oninput = () => {
       const problem = this.parse(text.value, rows, columns);
       text.setCustomValidity(problem);
       text.setAttribute("aria-invalid", String(!!problem));
-      caption.textContent = problem || "As you typed it.";
-      if (!problem) this.own();
+      caption.textContent = problem || "Uses your values.";
+      if (!problem) this.markEdited();
     };
     text.onchange = () => text.validity.valid && this.show();
     return make("div", { className: "stack" }, text, figure);
   }
 
   /**
-   * Takes values from text; sizes follow where they may. Says what is wrong, or "".
+   * Reads values from text and adapts dynamic sizes. Returns the problem with the text, or "".
    * @param {string} text @param {number} rows @param {number} columns
    */
   parse(text, rows, columns) {
@@ -230,63 +230,63 @@ export class Port {
           .filter(Boolean)
           .map(Number),
       );
-    const wide = lines[0].length,
-      all = lines.flat(),
+    const width = lines[0].length,
+      values = lines.flat(),
       { shape, dynamic } = this.spec;
-    if (all.some((x) => Number.isNaN(x) || (whole(this.dtype) && !Number.isInteger(x))))
-      return `These are not all ${whole(this.dtype) ? "whole " : ""}numbers.`;
-    if (lines.some((line) => line.length !== wide)) return `Each line must have as many values as the first: ${wide}.`;
-    const sizes = shape.length === 1 ? [wide] : shape.length === 2 ? [lines.length, wide] : this.sizes;
+    if (values.some((x) => Number.isNaN(x) || (isIntegral(this.dtype) && !Number.isInteger(x))))
+      return `All values must be ${isIntegral(this.dtype) ? "integers" : "numbers"}.`;
+    if (lines.some((line) => line.length !== width)) return `Each line must have as many values as the first: ${width}.`;
+    const sizes = shape.length === 1 ? [width] : shape.length === 2 ? [lines.length, width] : this.sizes;
     const fits = dynamic
       ? sizes.every((size, d) => size && size <= shape[d])
-      : wide === columns && lines.length === rows;
-    if (!fits || count(sizes) !== all.length) {
-      const takes = dynamic ? `at most ${shape.join(" × ")}` : `${rows} × ${columns}`;
-      return `These are ${lines.length} × ${wide} values; it takes ${takes}.`;
+      : width === columns && lines.length === rows;
+    if (!fits || count(sizes) !== values.length) {
+      const expected = dynamic ? `at most ${shape.join(" × ")}` : `${rows} × ${columns}`;
+      return `Expected ${expected} values, not ${lines.length} × ${width}.`;
     }
     this.sizes = sizes;
-    this.data = array(this.dtype, all.length, (k) => all[k]);
+    this.data = array(this.dtype, values.length, (k) => values[k]);
     return "";
   }
 
-  /** The values are the reader's own. */
-  own() {
+  /** Shows that the values are the visitor's own. */
+  markEdited() {
     const select = /** @type {HTMLSelectElement} */ (this.box.querySelector("select"));
     if (this.fill) select.append(make("option", { value: "" }, "your values"));
     select.value = this.fill = "";
     this.changed();
   }
 
-  /** @param {number} k @returns {number[]} */
+  /** Returns the index of element `k` in each dimension. @param {number} k @returns {number[]} */
   index(k) {
-    const found = [];
+    const indices = [];
     for (const size of [...this.sizes].reverse()) {
-      found.unshift(k % size);
+      indices.unshift(k % size);
       k = Math.floor(k / size);
     }
-    return found;
+    return indices;
   }
 
   /** @param {string} fill */
   refill(fill) {
     this.fill = fill;
-    if (fill) this.make();
+    if (fill) this.fillData();
     this.show();
     this.changed();
   }
 
   /** @param {File | undefined} file */
-  async take(file) {
+  async readFile(file) {
     if (!file) return;
     try {
       const { shape, data } = read(await file.arrayBuffer(), this.dtype, this.sizes);
-      const most = this.spec.shape;
-      const wanted = `${this.spec.dynamic ? "at most " : ""}[${most}]`;
+      const declared = this.spec.shape;
+      const expected = `${this.spec.dynamic ? "at most " : ""}[${declared}]`;
       const fits =
-        shape.length === most.length &&
-        shape.every((size, d) => (this.spec.dynamic ? size <= most[d] : size === most[d]));
+        shape.length === declared.length &&
+        shape.every((size, d) => (this.spec.dynamic ? size <= declared[d] : size === declared[d]));
       if (!fits)
-        throw Object.assign(new Error(`${file.name} has the shape [${shape}]; ${this.spec.name} takes ${wanted}.`), {
+        throw Object.assign(new Error(`${file.name} has the shape [${shape}]; ${this.spec.name} takes ${expected}.`), {
           code: "InvalidInput",
         });
       Object.assign(this, { sizes: shape, data, fill: "" });
@@ -297,7 +297,7 @@ export class Port {
     }
   }
 
-  /** What the model gets. The array is copied: it goes to another thread. */
+  /** Returns the model's input, a copy of the array. */
   input() {
     return this.spec.dtype ? { dtype: this.dtype, shape: this.sizes, data: this.data.slice() } : this.value;
   }

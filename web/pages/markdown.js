@@ -1,16 +1,16 @@
-// The Markdown that language models write, as elements: paragraphs, headings, lists, quotes, code, emphasis, links.
+// Renders the Markdown of language models: paragraphs, headings, lists, quotes, code, emphasis, links.
 import { make } from "./ui.js";
 
 const INLINE = /`([^`]+)`|\*\*([^*]+)\*\*|\*([^*\s][^*]*)\*|\[([^\]]+)\]\((https?:\/\/[^\s)]+)\)/g;
 
 /** @param {string} text @returns {(Node | string)[]} */
 function inline(text) {
-  const found = [];
+  const nodes = [];
   let at = 0;
   for (const match of text.matchAll(INLINE)) {
     const [all, code, strong, emphasis, label, href] = match;
-    found.push(text.slice(at, match.index));
-    found.push(
+    nodes.push(text.slice(at, match.index));
+    nodes.push(
       code
         ? make("code", {}, code)
         : strong
@@ -21,23 +21,23 @@ function inline(text) {
     );
     at = match.index + all.length;
   }
-  return [...found, text.slice(at)];
+  return [...nodes, text.slice(at)];
 }
 
-/** The text cut at blank lines and around code. @param {string} text @returns {string[]} */
+/** Splits text at blank lines and around code. @param {string} text @returns {string[]} */
 export function blocks(text) {
   /** @type {string[]} */
-  const found = [];
+  const list = [];
   let code = false,
-    open = false; // in a fence; in a block that goes on
+    open = false; // inside a fence; inside a block
   for (const line of text.split("\n")) {
     const fence = line.trimStart().startsWith("```");
     if (!code && !fence && !line.trim()) open = false;
-    else if (open && (code || !fence)) found[found.length - 1] += `\n${line}`;
-    else (found.push(line), (open = true));
+    else if (open && (code || !fence)) list[list.length - 1] += `\n${line}`;
+    else (list.push(line), (open = true));
     if (fence) ((code = !code), (open = code));
   }
-  return found;
+  return list;
 }
 
 /** @param {string} block @returns {HTMLElement} */
@@ -55,9 +55,9 @@ function element(block) {
       if (!item) list.lastElementChild?.append(" ", ...inline(line.trim()));
       else {
         const [, indent, mark, rest] = item;
-        const made = make("li", {}, make("i", { ariaHidden: "true" }, /\d/.test(mark) ? mark : "–"), ...inline(rest));
-        made.style.marginLeft = `${Math.min(indent.length, 8) / 2}rem`;
-        list.append(made);
+        const entry = make("li", {}, make("i", { ariaHidden: "true" }, /\d/.test(mark) ? mark : "–"), ...inline(rest));
+        entry.style.marginLeft = `${Math.min(indent.length, 8) / 2}rem`;
+        list.append(entry);
       }
     }
     return list;
@@ -67,15 +67,15 @@ function element(block) {
   return paragraph;
 }
 
-/** Makes `into` show the text; blocks that did not change stay. @param {HTMLElement} into @param {string} text */
+/** Shows the text in `into`; elements of unchanged blocks stay. @param {HTMLElement} into @param {string} text */
 export function show(into, text) {
-  const wanted = blocks(text);
-  const had = /** @type {{raw?: string}[]} */ (/** @type {unknown} */ ([...into.children]));
-  wanted.forEach((raw, k) => {
-    if (had[k]?.raw === raw) return;
-    const made = Object.assign(element(raw), { raw });
-    if (had[k]) into.children[k].replaceWith(made);
-    else into.append(made);
+  const newBlocks = blocks(text);
+  const current = /** @type {{raw?: string}[]} */ (/** @type {unknown} */ ([...into.children]));
+  newBlocks.forEach((raw, k) => {
+    if (current[k]?.raw === raw) return;
+    const replacement = Object.assign(element(raw), { raw });
+    if (current[k]) into.children[k].replaceWith(replacement);
+    else into.append(replacement);
   });
-  while (into.children.length > wanted.length) into.lastElementChild?.remove();
+  while (into.children.length > newBlocks.length) into.lastElementChild?.remove();
 }

@@ -1,4 +1,5 @@
-// Texts, pictures and sounds as what a model takes, and what its outputs say: what ptegpu/tasks does in Python.
+// Conversion of texts, pictures and sounds to a model's inputs, and of its outputs to results, as `ptegpu.models` does
+// in Python.
 
 /**
  * @typedef {{length: number, batch: number, types?: boolean, pad?: number, mask?: number, masked?: boolean,
@@ -6,14 +7,14 @@
  * @typedef {{height: number, width: number, channels: number, mean: number[], std: number[], scale: number,
  *   shortest?: number | null, resize?: number[] | null}} ImageFacts
  * @typedef {{rate: number, most: number, least: number, step?: number, normalize?: boolean}} AudioFacts
- * @typedef {{task: string, result: string, context: boolean, text?: TextFacts, image?: ImageFacts, audio?: AudioFacts, labels?: string[],
- *   many?: boolean, regression?: boolean, blank?: number}} Facts
+ * @typedef {{task: string, result: string, context: boolean, text?: TextFacts, image?: ImageFacts, audio?: AudioFacts,
+ *   labels?: string[], many?: boolean, regression?: boolean, blank?: number}} Facts
  * @typedef {{ids: number[], token_type_ids?: number[]}} Encoding
  * @typedef {{encode(text: string, options: object): Encoding}} Encoder
  */
 
 /**
- * Width and height that a picture is drawn at, in pixels of the model, around its middle.
+ * Returns the width and height to draw a picture at, centred, in the model's pixels.
  * @param {number} width @param {number} height
  * @param {{width: number, height: number, shortest?: number | null, resize?: number[] | null}} facts
  */
@@ -26,40 +27,40 @@ export function fitted(width, height, facts) {
 }
 
 /**
- * Pixels (channels, height, width) of a canvas's bytes.
+ * Converts a canvas's bytes to normalized pixels, (channels, height, width).
  * @param {Uint8ClampedArray} rgba @param {ImageFacts} facts
  */
 export function planes(rgba, facts) {
   const count = facts.width * facts.height;
-  const made = new Float32Array(count * facts.channels);
+  const pixels = new Float32Array(count * facts.channels);
   for (let p = 0; p < count; p++) {
     const [r, g, b] = rgba.subarray(p * 4, p * 4 + 3);
     const values = facts.channels === 1 ? [r * 0.299 + g * 0.587 + b * 0.114] : [r, g, b];
-    values.forEach((v, c) => (made[c * count + p] = (v * facts.scale - facts.mean[c]) / facts.std[c]));
+    values.forEach((v, c) => (pixels[c * count + p] = (v * facts.scale - facts.mean[c]) / facts.std[c]));
   }
-  return made;
+  return pixels;
 }
 
 /**
- * The beginning of a wave at the model's rate: whole frames, as the model is compiled for, or filled up with zeros.
+ * Returns the beginning of a sound at the model's rate, cut to a length that the model supports or padded with zeros.
  * @param {Float32Array} samples @param {AudioFacts} facts
  */
 export function wave(samples, facts) {
   const step = Math.max(facts.step ?? 1, Math.floor(facts.most / 4096));
-  const most = Math.min(samples.length, facts.most);
-  const given = samples.subarray(0, most - (Math.max(0, most - facts.least) % step));
-  const made = new Float32Array(Math.max(given.length, facts.least));
-  made.set(given);
+  const length = Math.min(samples.length, facts.most);
+  const cut = samples.subarray(0, length - (Math.max(0, length - facts.least) % step));
+  const padded = new Float32Array(Math.max(cut.length, facts.least));
+  padded.set(cut);
   if (facts.normalize) {
-    const mean = given.reduce((a, b) => a + b, 0) / given.length;
-    const variance = given.reduce((a, b) => a + (b - mean) ** 2, 0) / given.length;
-    for (let k = 0; k < given.length; k++) made[k] = (given[k] - mean) / Math.sqrt(variance + 1e-7);
+    const mean = cut.reduce((a, b) => a + b, 0) / cut.length;
+    const variance = cut.reduce((a, b) => a + (b - mean) ** 2, 0) / cut.length;
+    for (let k = 0; k < cut.length; k++) padded[k] = (cut[k] - mean) / Math.sqrt(variance + 1e-7);
   }
-  return made;
+  return padded;
 }
 
 /**
- * Tokens of a text, or two, cut to what the model takes: its last token stays.
+ * Returns the tokens of a text or a pair of texts, cut to the model's length; the last token stays.
  * @param {Encoder} encoder @param {string} text @param {string | null} pair @param {TextFacts} facts
  */
 export function tokens(encoder, text, pair, facts) {
@@ -71,7 +72,7 @@ export function tokens(encoder, text, pair, facts) {
 }
 
 /**
- * The inputs of a model of texts: tokens, mask and, where it has any, types, each (texts, longest).
+ * Returns the inputs of a text model: tokens, mask and, if it has them, types, each of shape (texts, longest).
  * @param {{ids: number[], types: number[]}[]} texts @param {TextFacts} facts
  */
 export function batch(texts, facts) {
@@ -84,14 +85,14 @@ export function batch(texts, facts) {
       BigInt(value(texts[Math.floor(k / longest)], k % longest)),
     ),
   });
-  const made = [
+  const inputs = [
     full((row, k) => row.ids[k] ?? facts.pad ?? 0),
     full((row, k) => Number(facts.masked === false || k < row.ids.length)),
   ];
-  return facts.types ? [...made, full((row, k) => row.types[k] ?? 0)] : made;
+  return facts.types ? [...inputs, full((row, k) => row.types[k] ?? 0)] : inputs;
 }
 
-/** Over all values. @param {ArrayLike<number>} values */
+/** Returns the softmax over all values. @param {ArrayLike<number>} values */
 export function softmax(values) {
   const top = Array.from(values).reduce((a, b) => Math.max(a, b), -Infinity);
   const powers = Array.from(values, (v) => Math.exp(v - top));
@@ -100,7 +101,7 @@ export function softmax(values) {
 }
 
 /**
- * The scores of classes: probabilities, or the outputs themselves for a regression.
+ * Returns the probabilities of classes, or the outputs of a regression.
  * @param {ArrayLike<number>} logits @param {{many?: boolean, regression?: boolean}} facts
  */
 export function scores(logits, { many, regression }) {
@@ -109,18 +110,18 @@ export function scores(logits, { many, regression }) {
 }
 
 /**
- * The name of a class.
+ * Returns the name of a class.
  * @param {Facts} facts @param {number} k
  */
 export const label = (facts, k) => facts.labels?.[k] ?? `class ${k}`;
 
-/** The index of the largest value. @param {ArrayLike<number>} values */
+/** Returns the index of the largest value. @param {ArrayLike<number>} values */
 export const largest = (values) => Array.from(values).reduce((best, v, k) => (v > values[best] ? k : best), 0);
 
 const SILENT = ["<pad>", "<s>", "</s>", "<unk>", "[PAD]", "[UNK]"];
 
 /**
- * What was said: the likeliest token of each frame, without repetitions and blanks.
+ * Returns the recognized text: the likeliest token of each frame, without repetitions and blanks.
  * @param {ArrayLike<number>} logits (frames, classes) @param {number} classes @param {Facts} facts
  */
 export function spoken(logits, classes, facts) {
@@ -138,50 +139,50 @@ export function spoken(logits, classes, facts) {
     .trim();
 }
 
-/** Letters as tokenizers may write them: small, without accents and spaces. @param {string} c */
+/** Normalizes letters as tokenizers may do: to lower case, without accents and spaces. @param {string} c */
 const folded = (c) => c.normalize("NFKD").replace(/[\p{M}\s]/gu, "").toLowerCase();
 
 /**
- * Where tokens are in the text that they were made of: [start, end) each. One that is not found, such as an unknown one,
- * is what lies between its neighbours.
+ * Returns the positions of tokens in their text, [start, end) each. A token that does not occur there, such as an unknown
+ * one, gets the text between its neighbours.
  * @param {string} text @param {string[]} pieces the texts of the tokens
  * @returns {[number, number][]}
  */
 export function located(text, pieces) {
   let letters = "",
     at = 0;
-  const places = /** @type {[number, number][]} */ ([]); // of each of the letters
+  const places = /** @type {[number, number][]} */ ([]); // of each letter
   for (const c of text) {
-    const some = folded(c);
-    letters += some;
-    for (let k = 0; k < some.length; k++) places.push([at, at + c.length]);
+    const normalized = folded(c);
+    letters += normalized;
+    for (let k = 0; k < normalized.length; k++) places.push([at, at + c.length]);
     at += c.length;
   }
   let next = 0;
-  const found = pieces.map((piece) => {
-    const wanted = [...piece.replace(/^##(?=.)/, "")].map(folded).join("");
-    const from = wanted ? letters.indexOf(wanted, next) : -1;
+  const matches = pieces.map((piece) => {
+    const sought = [...piece.replace(/^##(?=.)/, "")].map(folded).join("");
+    const from = sought ? letters.indexOf(sought, next) : -1;
     if (from < 0) return null;
-    next = from + wanted.length;
+    next = from + sought.length;
     return /** @type {[number, number]} */ ([places[from][0], places[next - 1][1]]);
   });
-  const before = (/** @type {number} */ k) => found.slice(0, k).findLast((place) => place)?.[1] ?? 0;
-  const after = (/** @type {number} */ k) => found.slice(k).find((place) => place)?.[0] ?? text.length;
-  return found.map((place, k) => place ?? [before(k), after(k)]);
+  const before = (/** @type {number} */ k) => matches.slice(0, k).findLast((place) => place)?.[1] ?? 0;
+  const after = (/** @type {number} */ k) => matches.slice(k).find((place) => place)?.[0] ?? text.length;
+  return matches.map((place, k) => place ?? [before(k), after(k)]);
 }
 
-const LONGEST = 30; // tokens of an answer
+const MAX_ANSWER = 30; // tokens
 
 /**
- * The first and the last token of the likeliest answer between two positions, and its probability.
+ * Returns the first and the last token of the likeliest answer between two positions, and its probability.
  * @param {ArrayLike<number>} starts @param {ArrayLike<number>} ends @param {number} from @param {number} to
  */
 export function answer(starts, ends, from, to) {
   const [first, last] = [starts, ends].map((values) => softmax(Array.from(values).slice(from, to)));
-  let found = { start: from, end: from, score: 0 };
+  let best = { start: from, end: from, score: 0 };
   first.forEach((p, i) => {
-    for (let j = i; j < Math.min(last.length, i + LONGEST); j++)
-      if (p * last[j] > found.score) found = { start: from + i, end: from + j, score: p * last[j] };
+    for (let j = i; j < Math.min(last.length, i + MAX_ANSWER); j++)
+      if (p * last[j] > best.score) best = { start: from + i, end: from + j, score: p * last[j] };
   });
-  return found;
+  return best;
 }

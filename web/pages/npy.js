@@ -1,9 +1,9 @@
-// Arrays of the model's dtypes, and NumPy's .npy files of them.
+// Arrays of the model's dtypes, and NumPy's .npy files.
 
 /** @typedef {{dtype: string, shape: number[], data: any}} Tensor `data` is a typed array */
 
 const Half = /** @type {any} */ (globalThis).Float16Array;
-/** The array of each dtype and its name in a .npy file. @type {Record<string, [array: any, descr: string]>} */
+/** The array class of each dtype, and its name in a .npy file. @type {Record<string, [array: any, descr: string]>} */
 const DTYPES = {
   float32: [Float32Array, "<f4"],
   float64: [Float64Array, "<f8"],
@@ -20,28 +20,29 @@ const DTYPES = {
 };
 
 /** @param {string} message */
-const bad = (message) => Object.assign(new Error(message), { code: "InvalidInput" });
+const invalid = (message) => Object.assign(new Error(message), { code: "InvalidInput" });
 
-/** Whether a dtype holds whole numbers. @param {string} dtype */
-export const whole = (dtype) => !/float/.test(dtype);
+/** Returns whether a dtype holds integers or bools. @param {string} dtype */
+export const isIntegral = (dtype) => !/float/.test(dtype);
 
-/** How many elements. @param {number[]} shape */
+/** Returns the number of elements. @param {number[]} shape */
 export const count = (shape) => shape.reduce((n, size) => n * size, 1);
 
 /**
- * An array of a dtype from numbers.
+ * Returns an array of a dtype from numbers.
  * @param {string} dtype @param {number} length @param {(k: number) => number} value
  */
 export function array(dtype, length, value) {
   const Kind = DTYPES[dtype]?.[0];
-  if (!Kind) throw bad(`This browser has no arrays of ${dtype}.`);
-  return Kind.from({ length }, (/** @type {unknown} */ _, /** @type {number} */ k) => one(dtype, value(k)));
+  if (!Kind) throw invalid(`This browser does not support arrays of ${dtype}.`);
+  return Kind.from({ length }, (/** @type {unknown} */ _, /** @type {number} */ k) => element(dtype, value(k)));
 }
 
-/** A number as an element. @param {string} dtype @param {number} x @returns {number | bigint} */
-export const one = (dtype, x) => (dtype === "int64" ? BigInt(Math.trunc(x)) : dtype === "bool" ? Number(x !== 0) : x);
+/** Returns a number as an element of a dtype. @param {string} dtype @param {number} x @returns {number | bigint} */
+export const element = (dtype, x) =>
+  dtype === "int64" ? BigInt(Math.trunc(x)) : dtype === "bool" ? Number(x !== 0) : x;
 
-/** The bytes of a .npy file. @param {Tensor} tensor */
+/** Returns a .npy file. @param {Tensor} tensor */
 export function write({ dtype, shape, data }) {
   const sizes = shape.length === 1 ? `${shape[0]},` : shape.join(", ");
   let head = `{'descr': '${DTYPES[dtype][1]}', 'fortran_order': False, 'shape': (${sizes}), }`;
@@ -51,8 +52,8 @@ export function write({ dtype, shape, data }) {
 }
 
 /**
- * What a file holds, in the dtype that is wanted: a .npy file, or just the elements.
- * @param {ArrayBuffer} buffer @param {string} dtype @param {number[]} shape where the file does not say
+ * Reads a .npy file, or a file of the elements' bytes, and converts it to `dtype`.
+ * @param {ArrayBuffer} buffer @param {string} dtype @param {number[]} shape of a file without a .npy header
  * @returns {Tensor}
  */
 export function read(buffer, dtype, shape) {
@@ -60,7 +61,7 @@ export function read(buffer, dtype, shape) {
     Kind = DTYPES[dtype][0];
   if (String.fromCharCode(...bytes.slice(1, 6)) !== "NUMPY") {
     const length = count(shape) * Kind.BYTES_PER_ELEMENT;
-    if (bytes.length !== length) throw bad(`The file has ${bytes.length} bytes; ${dtype}[${shape}] has ${length}.`);
+    if (bytes.length !== length) throw invalid(`The file has ${bytes.length} bytes; ${dtype}[${shape}] needs ${length}.`);
     return { dtype, shape, data: new Kind(buffer) };
   }
   const view = new DataView(buffer);
@@ -70,13 +71,14 @@ export function read(buffer, dtype, shape) {
     head.match(/'descr': *'([^']*)'.*'fortran_order': *(\w+).*'shape': *\(([^)]*)\)/) ?? [];
   const From = Object.values(DTYPES).find(([, name]) => name === descr)?.[0];
   if (!From || order === "True")
-    throw bad(
-      `The .npy file has ${order === "True" ? "Fortran order" : descr || "no head"}: save it as ${dtype} in C order.`,
+    throw invalid(
+      `The .npy file has ${order === "True" ? "Fortran order" : descr ? `dtype ${descr}` : "no header"}: ` +
+        `save it as ${dtype} in C order.`,
     );
-  const found = sizes
+  const fileShape = sizes
     .split(",")
     .filter((part) => part.trim())
     .map(Number);
-  const data = new From(buffer.slice(at + size, at + size + count(found) * From.BYTES_PER_ELEMENT));
-  return { dtype, shape: found, data: array(dtype, data.length, (k) => Number(data[k])) };
+  const data = new From(buffer.slice(at + size, at + size + count(fileShape) * From.BYTES_PER_ELEMENT));
+  return { dtype, shape: fileShape, data: array(dtype, data.length, (k) => Number(data[k])) };
 }

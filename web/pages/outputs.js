@@ -1,11 +1,11 @@
-// Views of outputs: table, heatmap, lines, histogram; each can be saved as a .npy file.
+// Views of outputs: table, heatmap, lines or histogram. An output can be saved as a .npy file.
 import { button, make, refill } from "./ui.js";
 import { write } from "./npy.js";
 import { heatmap, histogram, lines, short, stats } from "./plots.js";
 
 /** @typedef {import("./npy.js").Tensor} Tensor */
 
-/** One output in the view that was chosen for it. */
+/** The view of one output. */
 export class Output {
   /** @param {string} name @param {number} index */
   constructor(name, index) {
@@ -126,32 +126,32 @@ export class Output {
 }
 
 /**
- * The first rows and columns.
+ * Returns a table of the first rows and columns.
  * @param {string} name @param {number[]} values @param {number} rows @param {number} columns
  */
 function table(name, values, rows, columns) {
-  const few = Math.min(rows, 40),
-    narrow = Math.min(columns, 24);
-  const made = make("table", {}, make("caption", { className: "quiet" }, name));
+  const shownRows = Math.min(rows, 40),
+    shownColumns = Math.min(columns, 24);
+  const table = make("table", {}, make("caption", { className: "quiet" }, name));
   const head = make("tr", {}, make("td"));
-  for (let c = 0; c < narrow; c++) head.append(make("th", { scope: "col" }, String(c)));
-  if (narrow < columns) head.append(make("th", { scope: "col" }, `… ${columns - 1}`));
-  made.append(make("thead", {}, head));
+  for (let c = 0; c < shownColumns; c++) head.append(make("th", { scope: "col" }, String(c)));
+  if (shownColumns < columns) head.append(make("th", { scope: "col" }, `… ${columns - 1}`));
+  table.append(make("thead", {}, head));
   const body = make("tbody");
-  for (let r = 0; r < few; r++) {
+  for (let r = 0; r < shownRows; r++) {
     const row = make("tr", {}, make("th", { scope: "row" }, String(r)));
-    for (let c = 0; c < narrow; c++) row.append(make("td", {}, short(values[r * columns + c])));
-    if (narrow < columns) row.append(make("td", {}, "…"));
+    for (let c = 0; c < shownColumns; c++) row.append(make("td", {}, short(values[r * columns + c])));
+    if (shownColumns < columns) row.append(make("td", {}, "…"));
     body.append(row);
   }
-  made.append(body);
-  const scroll = make("div", { className: "scroll", tabIndex: 0, role: "region", ariaLabel: `Table of ${name}` }, made);
-  return few < rows
+  table.append(body);
+  const scroll = make("div", { className: "scroll", tabIndex: 0, role: "region", ariaLabel: `Table of ${name}` }, table);
+  return shownRows < rows
     ? make(
         "div",
         {},
         scroll,
-        make("p", { className: "small soft" }, `The first ${few} of ${rows} rows; the .npy file has all.`),
+        make("p", { className: "small soft" }, `The first ${shownRows} of ${rows} rows. The .npy file has all.`),
       )
     : scroll;
 }

@@ -1,16 +1,16 @@
-// Outputs as pictures on a canvas: heatmap, lines, histogram. Colours are those of the page.
+// Plots on a canvas: heatmap, lines, histogram, in the page's colours.
 
-/** @param {string} name of a custom property @returns {[number, number, number]} */
+/** Returns a colour of the page. @param {string} name of a custom property @returns {[number, number, number]} */
 function colour(name) {
   const probe = document.createElement("i");
   probe.style.color = `var(${name})`;
   document.body.append(probe);
-  const found = getComputedStyle(probe).color.match(/[\d.]+/g) ?? [];
+  const components = getComputedStyle(probe).color.match(/[\d.]+/g) ?? [];
   probe.remove();
-  return /** @type {[number, number, number]} */ (found.slice(0, 3).map(Number));
+  return /** @type {[number, number, number]} */ (components.slice(0, 3).map(Number));
 }
 
-/** @param {number[]} values */
+/** Returns range and mean of the finite values, and the number of others. @param {number[]} values */
 export function stats(values) {
   let low = Infinity,
     high = -Infinity,
@@ -24,7 +24,7 @@ export function stats(values) {
   return n ? { low, high, mean: sum / n, odd } : { low: 0, high: 0, mean: 0, odd };
 }
 
-/** A number, short. @param {number} x */
+/** Formats a number with at most four digits. @param {number} x */
 export const short = (x) =>
   (Number.isInteger(x) && Math.abs(x) < 1e6
     ? String(x)
@@ -45,34 +45,34 @@ function sized(canvas, width, height) {
 }
 
 /**
- * Rows × columns as coloured cells: from the page's grey to its accent, below zero to its other colour.
+ * Draws rows × columns as coloured cells: from grey to the accent colour, negative values to the warning colour.
  * @param {HTMLCanvasElement} canvas @param {number[]} values @param {number} rows @param {number} columns
  */
 export function heatmap(canvas, values, rows, columns) {
   const { low, high } = stats(values);
-  const most = Math.max(Math.abs(low), Math.abs(high)) || 1;
+  const largest = Math.max(Math.abs(low), Math.abs(high)) || 1;
   const signed = low < 0,
-    none = colour("--cell"),
-    more = colour("--accent"),
-    less = colour("--warn");
+    zero = colour("--cell"),
+    positive = colour("--accent"),
+    negative = colour("--warn");
   canvas.width = columns;
   canvas.height = rows;
   const image = new ImageData(columns, rows);
   values.forEach((x, k) => {
-    const part = Number.isFinite(x) ? (signed ? x / most : high > low ? (x - low) / (high - low) : Number(x !== 0)) : 0;
-    const to = part < 0 ? less : more;
-    for (let c = 0; c < 3; c++) image.data[k * 4 + c] = none[c] + (to[c] - none[c]) * Math.abs(part);
+    const part = Number.isFinite(x) ? (signed ? x / largest : high > low ? (x - low) / (high - low) : Number(x !== 0)) : 0;
+    const to = part < 0 ? negative : positive;
+    for (let c = 0; c < 3; c++) image.data[k * 4 + c] = zero[c] + (to[c] - zero[c]) * Math.abs(part);
     image.data[k * 4 + 3] = 255;
   });
   canvas.getContext("2d")?.putImageData(image, 0, 0);
-  const cell = Math.max(1, Math.min(28, 560 / columns, 360 / rows)); // small arrays in squares, wide ones stretched
+  const cell = Math.max(1, Math.min(28, 560 / columns, 360 / rows)); // square cells, except in very wide or tall arrays
   canvas.style.aspectRatio = columns / rows > 16 || rows > columns * 4 ? "auto" : `${columns} / ${rows}`;
   canvas.style.height = canvas.style.aspectRatio === "auto" ? `${Math.max(48, Math.min(360, rows * cell))}px` : "auto";
   canvas.style.maxWidth = `${Math.max(96, columns * cell)}px`;
 }
 
 /**
- * Each row as a line.
+ * Draws each row as a line.
  * @param {HTMLCanvasElement} canvas @param {number[]} values @param {number} rows @param {number} columns
  */
 export function lines(canvas, values, rows, columns) {
@@ -95,7 +95,7 @@ export function lines(canvas, values, rows, columns) {
   label(to, `0 … ${columns - 1}`, width, height - 4, "right");
 }
 
-/** How often values are in each of 48 ranges. @param {HTMLCanvasElement} canvas @param {number[]} values */
+/** Draws the counts of values in 48 ranges. @param {HTMLCanvasElement} canvas @param {number[]} values */
 export function histogram(canvas, values) {
   const width = canvas.parentElement?.clientWidth || 480,
     height = 200,
@@ -104,19 +104,19 @@ export function histogram(canvas, values) {
   for (const v of values)
     if (Number.isFinite(v)) bins[Math.min(47, Math.floor(((v - low) / (high - low || 1)) * 48))]++;
   const to = sized(canvas, width, height),
-    most = Math.max(...bins);
+    maxCount = Math.max(...bins);
   to.fillStyle = `rgb(${colour("--accent").join(" ")})`;
   bins.forEach((n, k) =>
     to.fillRect(
       (k * width) / 48,
-      12 + (height - 32) * (1 - n / most),
+      12 + (height - 32) * (1 - n / maxCount),
       Math.max(1, width / 48 - 2),
-      ((height - 32) * n) / most,
+      ((height - 32) * n) / maxCount,
     ),
   );
   label(to, short(low), 0, height - 4, "left");
   label(to, short(high), width, height - 4, "right");
-  label(to, `at most ${most} of ${values.length}`, 0, 10, "left");
+  label(to, `at most ${maxCount} of ${values.length}`, 0, 10, "left");
 }
 
 /**

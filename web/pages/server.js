@@ -1,16 +1,16 @@
-// Models behind a server with OpenAI's API, as `ptegpu serve` is: to a page the same as one in a worker.
+// Models behind a server with OpenAI's API, such as `ptegpu serve`, with the interface of a model in a worker.
 
 /**
  * @typedef {{id: string, kind?: "chat" | "text" | "embeddings", context?: number, max_tokens?: number}} Model
- *   one of /v1/models; what other servers do not tell is guessed
+ *   an entry of /v1/models; other servers than ptegpu's only send the id
  * @typedef {{role: string, content: string}} Message
- * @typedef {Record<string, number | undefined>} Options as for a model in the page
+ * @typedef {Record<string, number | undefined>} Options the options of a model in the page
  * @typedef {{length: number}} Count
  * @typedef {{promptTokens: Count, tokens: Count, seed: number, finishReason: string | null,
- *   timings: {decodeTokens: number, decodeMs: number}}} Generation counts are exact at the end
+ *   timings: {decodeTokens: number, decodeMs: number}}} Generation the counts are estimates until the end
  */
 
-/** What an error is called, by what the server calls it, or by its status. @type {Record<string, string>} */
+/** Error codes of the page by the server's error code or HTTP status. @type {Record<string, string>} */
 const CODES = {
   stopping: "Unavailable",
   worker_lost: "Unavailable",
@@ -32,32 +32,32 @@ const NAMES = /** @type {const} */ ([
   ["min_p", "minP"],
   ["repeat_penalty", "repeatPenalty"],
 ]);
-const TOKENS = 256; // of an answer, unless told otherwise
-const CONTEXT = 4096; // of a model that does not tell
+const DEFAULT_TOKENS = 256; // of an answer
+const DEFAULT_CONTEXT = 4096; // of a model whose server does not send it
 
 /** @param {string} code @param {string} message @param {number} [wait] seconds */
 const failure = (code, message, wait) =>
   Object.assign(new Error(wait ? `${message} (in ${wait} s)` : message), { code });
 
 /**
- * Asks, and reads nothing but errors.
- * @param {URL} url @param {string} key @param {unknown} body null: nothing is sent @param {AbortSignal} [signal]
+ * Sends a request; returns the response, or throws its error.
+ * @param {URL} url @param {string} key @param {unknown} body null for a GET @param {AbortSignal} [signal]
  */
 async function ask(url, key, body, signal) {
   const headers = /** @type {Record<string, string>} */ (key ? { Authorization: `Bearer ${key}` } : {});
   if (body) headers["Content-Type"] = "application/json";
-  const sent = { method: body ? "POST" : "GET", headers, body: body ? JSON.stringify(body) : null, signal };
-  const answer = await fetch(url, sent).catch((error) => {
+  const init = { method: body ? "POST" : "GET", headers, body: body ? JSON.stringify(body) : null, signal };
+  const answer = await fetch(url, init).catch((error) => {
     throw error.name === "AbortError" ? error : failure("NoServer", `${url.host} does not answer`);
   });
   if (answer.ok) return answer;
   const { error } = await answer.json().catch(() => ({}));
   const code = CODES[error?.code] ?? CODES[answer.status] ?? "ExecutionError";
-  throw failure(code, error?.message ?? `the server says ${answer.status}`, Number(answer.headers.get("Retry-After")));
+  throw failure(code, error?.message ?? `the server returned status ${answer.status}`, Number(answer.headers.get("Retry-After")));
 }
 
 /**
- * The data of server-sent events.
+ * Yields the data of server-sent events.
  * @param {ReadableStream<Uint8Array>} body
  */
 export async function* events(body) {
@@ -68,19 +68,19 @@ export async function* events(body) {
     for (;;) {
       const { done, value } = await reader.read();
       text += done ? decoder.decode() : decoder.decode(value, { stream: true });
-      const whole = text.split(/\r?\n\r?\n/);
-      text = whole.pop() ?? "";
-      for (const event of whole)
+      const complete = text.split(/\r?\n\r?\n/);
+      text = complete.pop() ?? "";
+      for (const event of complete)
         for (const line of event.split(/\r?\n/)) if (line.startsWith("data:")) yield line.slice(5).trim();
       if (done) return;
     }
   } finally {
-    reader.cancel().catch(() => {}); // whoever leaves early wants no more
+    reader.cancel().catch(() => {}); // for loops that end early
   }
 }
 
 /**
- * Asks a server for its models.
+ * Connects to a server and lists its models.
  * @param {string | URL} base the address above /v1/
  * @param {{key?: string, signal?: AbortSignal}} [options]
  */
@@ -88,11 +88,11 @@ export async function connect(base, { key = "", signal } = {}) {
   const answer = await ask(new URL("v1/models", base), key, null, signal);
   const { data } = /** @type {{data: Model[]}} */ (await answer.json());
   const models = data.filter(({ kind }) => kind !== "embeddings");
-  if (!models.length) throw failure("NoModel", "this server has encoders only: ask its /v1/embeddings");
+  if (!models.length) throw failure("NoModel", "this server only has encoders: use its /v1/embeddings");
   return new Server(new URL(base), key, models);
 }
 
-/** Models on a server. Make it with `connect`; `model` is the one that answers, and may be changed. */
+/** The models of a server; create it with `connect`. `model` is the selected one and may be changed. */
 export class Server {
   lost = new Promise(() => {});
   info = { adapter: null };
@@ -105,9 +105,9 @@ export class Server {
     this.model = models[0];
   }
 
-  /** What the page has to know of the model. */
+  /** The selected model's description for the page. */
   get language() {
-    const { kind = "chat", context = CONTEXT, max_tokens = context } = this.model;
+    const { kind = "chat", context = DEFAULT_CONTEXT, max_tokens = context } = this.model;
     return { chat: kind === "chat", context, maxTokens: Math.min(context, max_tokens) };
   }
 
@@ -121,7 +121,7 @@ export class Server {
   async dispose() {}
 }
 
-/** A text as it is written: iterate over its pieces. */
+/** A stream of text from a server: iterate over its pieces. */
 class Answer {
   #server;
   #input;
@@ -144,7 +144,7 @@ class Answer {
     };
   }
 
-  /** Stops it; what came so far stays. */
+  /** Ends the stream; the text so far stays valid. */
   cancel() {
     this.generation.finishReason ??= "cancelled";
     this.#abort.abort();
@@ -152,47 +152,47 @@ class Answer {
 
   async *[Symbol.asyncIterator]() {
     const { base, key, model, language } = this.#server;
-    const made = this.generation;
+    const { generation } = this;
     const chat = typeof this.#input !== "string";
     const body = /** @type {Record<string, unknown>} */ ({
       model: model.id,
       [chat ? "messages" : "prompt"]: this.#input,
       stream: true,
       stream_options: { include_usage: true },
-      max_tokens: Math.min(this.#options.maxTokens ?? TOKENS, language.maxTokens),
-      seed: made.seed,
+      max_tokens: Math.min(this.#options.maxTokens ?? DEFAULT_TOKENS, language.maxTokens),
+      seed: generation.seed,
     });
     for (const [theirs, ours] of NAMES) body[theirs] = this.#options[ours];
     const path = chat ? "v1/chat/completions" : "v1/completions";
     let first = 0;
-    let whole = false;
+    let complete = false;
     try {
       const answer = await ask(new URL(path, base), key, body, this.#abort.signal);
       for await (const data of events(/** @type {ReadableStream<Uint8Array>} */ (answer.body))) {
-        if ((whole = data === "[DONE]")) break;
+        if ((complete = data === "[DONE]")) break;
         const { choices, usage, error } = JSON.parse(data);
         if (error) throw failure(CODES[error.code] ?? "ExecutionError", error.message);
         if (usage) {
-          made.promptTokens = { length: usage.prompt_tokens };
-          made.tokens = { length: usage.completion_tokens };
+          generation.promptTokens = { length: usage.prompt_tokens };
+          generation.tokens = { length: usage.completion_tokens };
         }
         const [choice] = choices;
         const piece = choice?.delta?.content ?? choice?.text ?? "";
         if (piece) {
           const now = performance.now();
           first ||= now;
-          made.tokens.length++;
-          made.timings = { decodeTokens: made.tokens.length - 1, decodeMs: now - first };
+          generation.tokens.length++;
+          generation.timings = { decodeTokens: generation.tokens.length - 1, decodeMs: now - first };
           yield /** @type {string} */ (piece);
         }
-        made.finishReason ??= choice?.finish_reason ?? null;
+        generation.finishReason ??= choice?.finish_reason ?? null;
       }
     } catch (error) {
-      if (made.finishReason === "cancelled") return;
-      const known = /** @type {{code?: unknown}} */ (error).code;
-      throw typeof known === "string" ? error : failure("NoServer", "the answer broke off");
+      if (generation.finishReason === "cancelled") return;
+      const { code } = /** @type {{code?: unknown}} */ (error);
+      throw typeof code === "string" ? error : failure("NoServer", "the answer was interrupted");
     }
-    if (!whole) throw failure("NoServer", "the answer broke off");
-    if (made.promptTokens.length + made.tokens.length > language.context) made.finishReason = "context";
+    if (!complete) throw failure("NoServer", "the answer was interrupted");
+    if (generation.promptTokens.length + generation.tokens.length > language.context) generation.finishReason = "context";
   }
 }

@@ -1,4 +1,4 @@
-// The page of a model that says what it is for: a text, a picture or a sound in, what the model says of it out.
+// The page of a model for a task: its input is a text, a picture or a sound, and the page shows the task's result.
 import { answer, batch, fitted, label, largest, located, planes, scores, softmax, spoken, tokens, wave } from "./media.js";
 import { heatmap, short, stats } from "./plots.js";
 import { $, announce, calm, duration, fail, make, open, ran, wake } from "./ui.js";
@@ -9,7 +9,7 @@ import { $, announce, calm, duration, fail, make, open, ran, wake } from "./ui.j
  * @typedef {{shape: number[], data: any}} Output
  */
 
-const TOP = 8; // labels that are shown
+const TOP = 8; // labels shown
 const text = /** @type {HTMLTextAreaElement} */ ($("text")),
   passage = /** @type {HTMLTextAreaElement} */ ($("passage")),
   file = /** @type {HTMLInputElement} */ ($("file")),
@@ -33,7 +33,7 @@ let running = false;
 
 const zeroShot = () => Boolean(facts.image && facts.text);
 
-/** The tokenizer of the site. */
+/** Returns the site's tokenizer, loaded on first use. */
 async function encoder() {
   if (tokenizer) return tokenizer;
   const answer = await fetch(new URL("tokenizer.json", base));
@@ -41,7 +41,7 @@ async function encoder() {
   return (tokenizer = new Tokenizer(await answer.json(), { clean_up_tokenization_spaces: false }));
 }
 
-/** The picture as the model takes it. */
+/** Returns the picture as the model's input. */
 function pixels() {
   const image = /** @type {import("./media.js").ImageFacts} */ (facts.image);
   const canvas = make("canvas", { width: image.width, height: image.height });
@@ -54,26 +54,26 @@ function pixels() {
   return { dtype: "float32", shape: [1, image.channels, image.height, image.width], data: planes(data, image) };
 }
 
-/** What is there to ask with. */
+/** Returns whether all inputs are there. */
 function ready() {
-  return (!facts.text || text.value.trim()) && (!facts.image || picture) && (!facts.audio || samples) && asked();
+  const hasPassage = !facts.context || passage.value.trim();
+  return (!facts.text || text.value.trim()) && (!facts.image || picture) && (!facts.audio || samples) && hasPassage;
 }
-const asked = () => !facts.context || passage.value.trim();
 
 async function run() {
   if (!remote) return wake();
   if (running) return;
-  if (!ready()) return void ($("speed").textContent = "Nothing to look at yet.");
+  if (!ready()) return void ($("speed").textContent = "Add an input first.");
   running = true;
   calm();
   document.body.ariaBusy = "true";
   $("speed").textContent = "Running …";
   announce("Running …");
   try {
-    const started = performance.now();
+    const startTime = performance.now();
     await ask(remote);
     ran();
-    $("speed").textContent = `${duration(performance.now() - started)} from input to answer`;
+    $("speed").textContent = `${duration(performance.now() - startTime)} from input to answer`;
   } catch (error) {
     $("speed").textContent = "";
     fail(error);
@@ -82,31 +82,32 @@ async function run() {
   document.body.ariaBusy = "false";
 }
 
-/** Runs the model and shows what it says. @param {Remote} remote */
+/** Runs the model and shows the result. @param {Remote} remote */
 async function ask(remote) {
-  const go = async (/** @type {any[]} */ inputs) => /** @type {Output[]} */ (await remote.run(inputs, { method }));
+  const runModel = async (/** @type {any[]} */ inputs) => /** @type {Output[]} */ (await remote.run(inputs, { method }));
   if (facts.audio) {
     const data = wave(/** @type {Float32Array} */ (samples), facts.audio);
-    return hear((await go([{ dtype: "float32", shape: [1, data.length], data }]))[0]);
+    return showSoundResult((await runModel([{ dtype: "float32", shape: [1, data.length], data }]))[0]);
   }
-  if (facts.image && !facts.text) return see((await go([pixels()]))[0]);
+  if (facts.image && !facts.text) return showPictureResult((await runModel([pixels()]))[0]);
   const library = await encoder();
-  const own = /** @type {import("./media.js").TextFacts} */ (facts.text);
+  const textFacts = /** @type {import("./media.js").TextFacts} */ (facts.text);
   if (zeroShot()) {
-    const names = text.value.split("\n").map((line) => line.trim()).filter(Boolean).slice(0, own.batch); // prettier-ignore
-    const [found] = await go([pixels(), ...batch(names.map((name) => tokens(library, name, null, own)), own)]); // prettier-ignore
-    return bars(scores(found.data, facts), (k) => names[k]);
+    const names = text.value.split("\n").map((line) => line.trim()).filter(Boolean).slice(0, textFacts.batch); // prettier-ignore
+    const texts = names.map((name) => tokens(library, name, null, textFacts));
+    const [logits] = await runModel([pixels(), ...batch(texts, textFacts)]);
+    return bars(scores(logits.data, facts), (k) => names[k]);
   }
   const pair = facts.context ? passage.value : null;
-  const one = tokens(library, text.value, pair, own);
-  return read(await go(batch([one], own)), one.ids, library);
+  const encoded = tokens(library, text.value, pair, textFacts);
+  return showTextResult(await runModel(batch([encoded], textFacts)), encoded.ids, library);
 }
 
 /**
- * What a model says of a text.
+ * Shows the result for a text.
  * @param {Output[]} outputs @param {number[]} ids @param {import("@huggingface/tokenizers").Tokenizer} library
  */
-function read(outputs, ids, library) {
+function showTextResult(outputs, ids, library) {
   const [{ shape, data }] = outputs;
   const rows = shape.at(-1) ?? 1;
   const row = (/** @type {number} */ k) => Array.from(data.slice(k * rows, (k + 1) * rows), Number);
@@ -114,7 +115,7 @@ function read(outputs, ids, library) {
   if (facts.result === "spans") return tags(ids, row, library);
   if (facts.result === "answer") {
     let from = library.encode(text.value, { add_special_tokens: true }).ids.length;
-    if (ids[from] === ids[from - 1]) from++; // RoBERTa has two marks between texts
+    if (ids[from] === ids[from - 1]) from++; // RoBERTa has two separators between texts
     const { start, end, score } = answer(data, outputs[1].data, from, ids.length - 1);
     const places = located(passage.value, ids.slice(from, -1).map((id) => library.decode([id]))); // prettier-ignore
     const words = passage.value.slice(places[start - from]?.[0], places[end - from]?.[1]);
@@ -123,13 +124,13 @@ function read(outputs, ids, library) {
   if (facts.result === "words") {
     const at = ids.indexOf(facts.text?.mask ?? -1);
     const mask = library.id_to_token(facts.text?.mask ?? -1);
-    if (at < 0) return say("", `Write ${mask} where a word is missing.`);
+    if (at < 0) return say("", `Write ${mask} in place of the missing word.`);
     return bars(softmax(row(at)), (k) => library.decode([k]).trim() || library.id_to_token(k) || "");
   }
   numbers(outputs[0]);
 }
 
-/** The classes of a text or a sound, or the values of a regression. @param {ArrayLike<number>} data */
+/** Shows the classes of an input, or the values of a regression. @param {ArrayLike<number>} data */
 function classes(data) {
   const parts = scores(data, facts);
   if (!facts.regression) return bars(parts, (k) => label(facts, k));
@@ -138,15 +139,15 @@ function classes(data) {
   announce(rows.join(", "));
 }
 
-/** What a model says of a sound. @param {Output} output */
-function hear({ shape, data }) {
+/** Shows the result for a sound. @param {Output} output */
+function showSoundResult({ shape, data }) {
   if (facts.result === "labels") return classes(data);
-  if (facts.result === "text") return say(spoken(data, shape[2], facts) || "Nothing was said.", "");
+  if (facts.result === "text") return say(spoken(data, shape[2], facts) || "No speech was recognized.", "");
   numbers({ shape, data });
 }
 
-/** What a model says of a picture. @param {Output} output */
-function see({ shape, data }) {
+/** Shows the result for a picture. @param {Output} output */
+function showPictureResult({ shape, data }) {
   const [height, width] = shape.slice(-2);
   if (facts.result === "labels") return classes(data);
   if (facts.result === "segments") return segments(data, shape[1], height, width);
@@ -157,7 +158,10 @@ function see({ shape, data }) {
   heatmap(canvas, Array.from(data, Number), height, width);
 }
 
-/** The likeliest class of each pixel in a colour of its own. @param {any} data @param {number} count @param {number} height @param {number} width */
+/**
+ * Shows the likeliest class of each pixel, with a colour for each class.
+ * @param {any} data @param {number} count @param {number} height @param {number} width
+ */
 function segments(data, count, height, width) {
   const canvas = make("canvas", { className: "plot", width, height, ariaLabel: "Classes of pixels" });
   canvas.setAttribute("role", "img");
@@ -167,7 +171,7 @@ function segments(data, count, height, width) {
   for (let p = 0; p < height * width; p++) {
     const best = largest(Array.from({ length: count }, (_, c) => data[c * height * width + p]));
     counts[best]++;
-    to.fillStyle = `hsl(${(best * 222.5) % 360} 65% 55%)`; // the golden angle apart
+    to.fillStyle = `hsl(${(best * 222.5) % 360} 65% 55%)`; // hues far apart
     to.fillRect(p % width, Math.floor(p / width), 1, 1);
   }
   bars(counts.map((n) => n / (height * width)), (k) => label(facts, k)); // prettier-ignore
@@ -180,13 +184,13 @@ function show(...nodes) {
   $("answer").replaceChildren(...nodes);
 }
 
-/** A sentence. @param {string} what @param {string} more */
-function say(what, more) {
-  show(make("p", { className: "said" }, what, " ", make("span", { className: "soft number" }, more)));
-  announce(what || more);
+/** Shows a text and details. @param {string} text @param {string} details */
+function say(text, details) {
+  show(make("p", { className: "said" }, text, " ", make("span", { className: "soft number" }, details)));
+  announce(text || details);
 }
 
-/** The likeliest. @param {number[]} parts @param {(k: number) => string} name */
+/** Shows the likeliest classes as bars. @param {number[]} parts @param {(k: number) => string} name */
 function bars(parts, name) {
   const order = parts.map((_, k) => k).sort((a, b) => parts[b] - parts[a]).slice(0, TOP); // prettier-ignore
   show();
@@ -202,7 +206,7 @@ function bars(parts, name) {
 }
 
 /**
- * A label for each token.
+ * Shows a label for each token.
  * @param {number[]} ids @param {(k: number) => number[]} row @param {import("@huggingface/tokenizers").Tokenizer} library
  */
 function tags(ids, row, library) {
@@ -221,7 +225,7 @@ function tags(ids, row, library) {
   show(make("table", {}, make("caption", { className: "quiet" }, "Tokens"), make("thead", {}, head), body));
 }
 
-/** An array: its shape, its first values. @param {Output} output */
+/** Shows an array's shape, range and first values. @param {Output} output */
 function numbers({ shape, data }) {
   const values = Array.from(data, Number),
     { low, high, mean } = stats(values);
@@ -231,36 +235,36 @@ function numbers({ shape, data }) {
 }
 
 // Files
-/** @param {File | null | undefined} chosen */
-async function take(chosen) {
-  if (!chosen || !facts || (!facts.image && !facts.audio)) return;
+/** Reads a picture or a sound and runs the model. @param {File | null | undefined} upload */
+async function readFile(upload) {
+  if (!upload || !facts || (!facts.image && !facts.audio)) return;
   try {
     if (facts.image) {
-      picture = await createImageBitmap(chosen);
+      picture = await createImageBitmap(upload);
       view.width = 640;
       view.height = Math.round((640 * picture.height) / picture.width);
       view.getContext("2d")?.drawImage(picture, 0, 0, view.width, view.height);
       view.hidden = false;
     } else if (facts.audio) {
-      const heard = new OfflineAudioContext(1, 1, facts.audio.rate);
-      const sound = await heard.decodeAudioData(await chosen.arrayBuffer()); // at the model's rate
+      const decoder = new OfflineAudioContext(1, 1, facts.audio.rate);
+      const sound = await decoder.decodeAudioData(await upload.arrayBuffer()); // resampled to the model's rate
       samples = new Float32Array(sound.length);
       for (let c = 0; c < sound.numberOfChannels; c++)
         sound.getChannelData(c).forEach((v, k) => (/** @type {Float32Array} */ (samples)[k] += v / sound.numberOfChannels));
-      player.src = URL.createObjectURL(chosen);
+      player.src = URL.createObjectURL(upload);
       player.hidden = false;
     }
     run();
   } catch {
-    const [name, what] = facts.image ? ["EncodingError", "picture"] : ["NoSound", "sound"];
-    fail({ name, message: `${chosen.name} is no ${what} that this browser can read.` });
+    const [name, media] = facts.image ? ["EncodingError", "picture"] : ["NoSound", "sound"];
+    fail({ name, message: `This browser cannot read ${upload.name} as a ${media}.` });
   }
 }
 $("choose").onclick = () => file.click();
-file.onchange = () => (take(file.files?.[0]), (file.value = ""));
-document.addEventListener("paste", (event) => take(event.clipboardData?.files[0]));
+file.onchange = () => (readFile(file.files?.[0]), (file.value = ""));
+document.addEventListener("paste", (event) => readFile(event.clipboardData?.files[0]));
 document.addEventListener("dragover", (event) => event.preventDefault());
-document.addEventListener("drop", (event) => (event.preventDefault(), take(event.dataTransfer?.files[0])));
+document.addEventListener("drop", (event) => (event.preventDefault(), readFile(event.dataTransfer?.files[0])));
 $("inputs").onsubmit = (event) => (event.preventDefault(), run());
 
 open({

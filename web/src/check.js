@@ -1,34 +1,36 @@
-/** Whether this GPU computes what it should: the reference that came with the site. */
+/** The self-check: compares this GPU's results with the reference that came with the site. */
 
 import { arrayOf } from "./convert.js";
 import { ExecutionError, Tensor } from "./index.js";
 
 /**
+ * Runs the reference inputs and returns the error relative to the largest expected value.
  * @param {import("./index.js").Program} program
  * @param {string} base
  * @param {(url: string) => Promise<Response>} [get]
  * @returns {Promise<{ok: boolean, error: number, tolerance: number}>}
  */
 export async function check(program, base, get = fetch) {
-  const { check: told } = program.site ?? {};
-  if (!told)
-    throw new ExecutionError("this site has no reference to check with: it was made where no GPU could run it");
-  const bytes = await (await get(base + told.file)).arrayBuffer();
+  const { check: reference } = program.site ?? {};
+  if (!reference)
+    throw new ExecutionError("this site has no reference results: no GPU could run the model when it was written");
+  const bytes = await (await get(base + reference.file)).arrayBuffer();
   /** @type {(t: any) => any} */
   const value = (t) =>
     t?.dtype ? new Tensor(t.dtype, t.shape, new (arrayOf(t.dtype))(bytes.slice(t.at, t.at + t.length))) : t;
-  program.reset(told.method);
-  const found = await program.run(told.inputs.map(value), { method: told.method });
-  program.reset(told.method);
+  const { method, tolerance } = reference;
+  program.reset(method);
+  const outputs = await program.run(reference.inputs.map(value), { method });
+  program.reset(method);
   /** @type {(t: any, k: number) => number} */
-  const off = (t, k) => (t === null ? 0 : distance(value(t), found[k])); // null: whatever it is
-  const error = Math.max(0, ...told.outputs.map(off));
-  return { ok: error <= told.tolerance, error, tolerance: told.tolerance };
+  const errorOf = (t, k) => (t === null ? 0 : distance(value(t), outputs[k])); // null: not compared
+  const error = Math.max(0, ...reference.outputs.map(errorOf));
+  return { ok: error <= tolerance, error, tolerance };
 }
 
-/** The largest difference, relative to the largest value. @param {any} wanted @param {any} found */
-function distance(wanted, found) {
-  const [a, b] = [wanted, found].map((x) => (x?.data ?? [x]));
+/** Returns the largest difference, relative to the largest expected value. @param {any} expected @param {any} actual */
+function distance(expected, actual) {
+  const [a, b] = [expected, actual].map((x) => (x?.data ?? [x]));
   let largest = 0;
   let worst = a.length === b.length ? 0 : Infinity;
   for (let k = 0; k < a.length; k++) {

@@ -1,11 +1,11 @@
-// A model in a worker: the page stays smooth while it loads and runs. worker.js is the other end.
+// A model in a worker, so that the page stays responsive while the model loads and runs. worker.js is the other end.
 import { BadBundle, ExecutionError } from "./errors.js";
 import { packed, revive } from "./packed.js";
 
 /** @typedef {import("./index.js").Progress} Progress */
 /** @typedef {import("./index.js").Options} LoadOptions */
 /** @typedef {import("./llm.js").Generation} Generation */
-/** @typedef {{dtype: string, shape: number[], data: any}} Values a tensor that came from the worker */
+/** @typedef {{dtype: string, shape: number[], data: any}} Values a tensor from the worker */
 /**
  * @typedef {object} Info
  * @property {string[]} methods
@@ -13,11 +13,11 @@ import { packed, revive } from "./packed.js";
  * @property {any} variant
  * @property {import("./index.js").Program["adapter"]} adapter
  * @property {import("./index.js").Program["bytes"]} bytes
- * @property {import("./llm.js").Language} [language] only where the site is a language model
+ * @property {import("./llm.js").Language} [language] only for the site of a language model
  */
 /**
  * @typedef {Pick<LoadOptions, "powerPreference" | "variant" | "methods" | "memory" | "cache" | "signal" | "onProgress"> & {
- *   worker?: Worker | URL | string}} Options those of `load` that can be sent; `worker` is where worker.js is
+ *   worker?: Worker | URL | string}} Options the options of `load` that can be sent; `worker`: the worker, or its URL
  */
 
 /**
@@ -28,16 +28,16 @@ import { packed, revive } from "./packed.js";
  */
 export async function connect(url, { worker, onProgress, signal, ...options } = {}) {
   signal?.throwIfAborted();
-  const line = new Line(start(worker));
+  const connection = new Connection(start(worker));
   try {
     const base = globalThis.document?.baseURI ?? globalThis.location?.href;
-    const { site, info } = await line.call("load", [new URL(url, base).href, options], {
+    const { site, info } = await connection.call("load", [new URL(url, base).href, options], {
       signal,
       onNews: onProgress,
     }).answer;
-    return new Remote(line, site, info);
+    return new Remote(connection, site, info);
   } catch (error) {
-    line.end();
+    connection.end();
     throw error;
   }
 }
@@ -46,30 +46,30 @@ export async function connect(url, { worker, onProgress, signal, ...options } = 
 function start(worker) {
   if (worker && !(worker instanceof URL) && typeof worker !== "string") return worker;
   try {
-    // Bundlers know the second one by how it is written.
+    // Bundlers recognize a worker by exactly this `new Worker(new URL(…))`.
     if (worker) return new Worker(worker, { type: "module" });
     return new Worker(new URL("./worker.js", import.meta.url), { type: "module" });
   } catch (error) {
     const { message } = /** @type {Error} */ (error);
-    throw new BadBundle(`the worker cannot start (${message}): serve worker.js from the page's own origin`);
+    throw new BadBundle(`cannot start the worker (${message}): serve worker.js from the page's own origin`);
   }
 }
 
-/** Calls to a worker, and their answers. */
-class Line {
+/** The connection to a worker: calls and their answers. */
+class Connection {
   /** @type {Map<number, {resolve: (value: any) => void, reject: (error: any) => void, onNews?: (news: any) => void}>} */
   #open = new Map();
-  #last = 0;
-  #heard = false;
+  #lastId = 0;
+  #responded = false;
   /** @type {Error | null} */
-  #over = null;
+  #ended = null;
   #worker;
 
   /** @param {Worker} worker */
   constructor(worker) {
     this.#worker = worker;
     worker.addEventListener("message", ({ data: { id, value, error, news } }) => {
-      this.#heard = true;
+      this.#responded = true;
       const call = this.#open.get(id);
       if (news) return call?.onNews?.(news);
       this.#open.delete(id);
@@ -80,25 +80,26 @@ class Line {
       event.preventDefault?.();
       const why = event.message ? ` (${event.message})` : "";
       this.end(
-        this.#heard
+        this.#responded
           ? new ExecutionError(`the worker failed${why}: load again`)
-          : new BadBundle(`the worker did not start${why}: are worker.js and ptegpu.js there, next to each other?`),
+          : new BadBundle(`the worker did not start${why}: check that worker.js and ptegpu.js are in the same folder`),
       );
     });
   }
 
   /**
+   * Sends a call to the worker.
    * @param {string} name
    * @param {any[]} args
    * @param {{signal?: AbortSignal, onNews?: (news: any) => void, moved?: Transferable[]}} [options]
-   * @returns {{answer: Promise<any>, note(name: string): void}} `note` tells the call something while it runs
+   * @returns {{answer: Promise<any>, note(name: string): void}} `note` sends a message to the running call
    */
   call(name, args, { signal, onNews, moved = [] } = {}) {
-    const id = ++this.#last;
+    const id = ++this.#lastId;
     const note = (/** @type {string} */ name) => this.#open.has(id) && this.#worker.postMessage({ id, name });
     const answer = new Promise((resolve, reject) => {
       signal?.throwIfAborted();
-      if (this.#over) throw this.#over;
+      if (this.#ended) throw this.#ended;
       this.#worker.postMessage({ id, name, args }, moved);
       const abort = () => {
         note("abort");
@@ -106,47 +107,47 @@ class Line {
         reject(signal?.reason);
       };
       signal?.addEventListener("abort", abort);
-      const settle = (/** @type {(value: any) => void} */ settled) => (/** @type {any} */ value) => {
+      const settle = (/** @type {(value: any) => void} */ callback) => (/** @type {any} */ value) => {
         signal?.removeEventListener("abort", abort);
-        settled(value);
+        callback(value);
       };
       this.#open.set(id, { resolve: settle(resolve), reject: settle(reject), onNews });
     });
     return { answer, note };
   }
 
-  /** Ends the worker, and what still waits for it. @param {Error} error */
+  /** Terminates the worker and rejects all open calls. @param {Error} error */
   end(error = new ExecutionError("the model was disposed")) {
-    if (this.#over) return;
-    this.#over = error;
+    if (this.#ended) return;
+    this.#ended = error;
     this.#worker.terminate();
     for (const { reject } of this.#open.values()) reject(error);
     this.#open.clear();
   }
 }
 
-/** A model in a worker. Make it with `connect`. */
+/** A model in a worker; create it with `connect`. */
 export class Remote {
-  #line;
+  #connection;
   #disposed = false;
 
-  /** @param {Line} line @param {any} site @param {Info} info */
-  constructor(line, site, info) {
-    this.#line = line;
-    /** What site.json says. */
+  /** @param {Connection} connection @param {any} site @param {Info} info */
+  constructor(connection, site, info) {
+    this.#connection = connection;
+    /** The contents of site.json. */
     this.site = site;
     this.info = info;
     /**
-     * Resolves when the GPU is lost or the worker failed, with why; not when it is disposed. What still ran, and all
-     * that comes later, is rejected with the same.
+     * Resolves with the error when the GPU is lost or the worker fails; never on `dispose`. Running and later calls are
+     * rejected with the same error.
      * @type {Promise<Error>}
      */
     this.lost = new Promise((resolve) =>
-      line.call("lost", []).answer.then(
+      connection.call("lost", []).answer.then(
         (error) => {
-          const why = revive(error);
-          line.end(why);
-          resolve(why);
+          const reason = revive(error);
+          connection.end(reason);
+          resolve(reason);
         },
         (error) => this.#disposed || resolve(error),
       ),
@@ -162,48 +163,48 @@ export class Remote {
   run(inputs, { method, signal } = {}) {
     /** @type {Transferable[]} */
     const moved = [];
-    return this.#line.call("run", [packed(inputs, moved), { method }], { signal, moved }).answer;
+    return this.#connection.call("run", [packed(inputs, moved), { method }], { signal, moved }).answer;
   }
 
   /**
-   * Compiles all kernels, so that no call has to.
+   * Compiles all kernels now, instead of in the first calls.
    * @param {{method?: string, signal?: AbortSignal, onProgress?: (progress: Progress) => void}} [options]
    * @returns {Promise<void>}
    */
   prepare({ method, signal, onProgress } = {}) {
-    return this.#line.call("prepare", [{ method }], { signal, onNews: onProgress }).answer;
+    return this.#connection.call("prepare", [{ method }], { signal, onNews: onProgress }).answer;
   }
 
-  /** States back to their first values, the cache of a language model emptied. @param {string} [method] @returns {Promise<void>} */
+  /** Restores the initial states, and empties a language model's cache. @param {string} [method] @returns {Promise<void>} */
   reset(method) {
-    return this.#line.call("reset", [method]).answer;
+    return this.#connection.call("reset", [method]).answer;
   }
 
-  /** Runs what the site brought, and compares. @returns {ReturnType<import("./index.js").Program["selfcheck"]>} */
+  /** Compares with the site's reference results. @returns {ReturnType<import("./index.js").Program["selfcheck"]>} */
   selfcheck() {
-    return this.#line.call("selfcheck", []).answer;
+    return this.#connection.call("selfcheck", []).answer;
   }
 
   /**
-   * The continuation of a prompt, piece by piece. It begins when it is iterated; leaving the loop cancels it.
+   * Generates the continuation of a prompt, in pieces. Starts with the first iteration; leaving the loop cancels it.
    * @param {import("./llm.js").Prompt} prompt
    * @param {import("./llm.js").Options} [options]
    * @returns {RemoteStream}
    */
   stream(prompt, { signal, ...options } = {}) {
-    const begin = (/** @type {(news: any) => void} */ onNews) =>
-      this.#line.call("stream", [prompt, options], { signal, onNews });
-    return new RemoteStream(begin, signal, options.continues);
+    const start = (/** @type {(news: any) => void} */ onNews) =>
+      this.#connection.call("stream", [prompt, options], { signal, onNews });
+    return new RemoteStream(start, signal, options.continues);
   }
 
-  /** Ends the worker, which gives the GPU's memory back. */
+  /** Terminates the worker, which frees its GPU memory. */
   dispose() {
     this.#disposed = true;
-    this.#line.end();
+    this.#connection.end();
   }
 }
 
-/** Pieces of text as they come; `generation` is what came so far. */
+/** A stream of text from a worker; `generation` holds the result so far. */
 export class RemoteStream {
   /** @type {Generation} */
   generation = {
@@ -221,64 +222,64 @@ export class RemoteStream {
   #note;
 
   /**
-   * @param {(onNews: (news: any) => void) => ReturnType<Line["call"]>} begin
+   * @param {(onNews: (news: any) => void) => ReturnType<Connection["call"]>} start
    * @param {AbortSignal} [signal]
    * @param {Generation} [continues]
    */
-  constructor(begin, signal, continues) {
+  constructor(start, signal, continues) {
     if (continues) {
       const { text, tokens, logprobs } = continues;
       Object.assign(this.generation, { text, tokens: [...tokens], logprobs: [...logprobs] });
     }
-    this.#pieces = this.#run(begin, signal);
+    this.#pieces = this.#run(start, signal);
   }
 
   [Symbol.asyncIterator]() {
     return this.#pieces;
   }
 
-  /** Stop before the next token. The loop ends as if the text did. */
+  /** Stops before the next token. The loop over the stream then ends normally. */
   cancel() {
     this.#cancelled = true;
     this.#note?.("cancel");
   }
 
   /**
-   * @param {(onNews: (news: any) => void) => ReturnType<Line["call"]>} begin
+   * @param {(onNews: (news: any) => void) => ReturnType<Connection["call"]>} start
    * @param {AbortSignal} [signal]
    * @returns {AsyncGenerator<string, void>}
    */
-  async *#run(begin, signal) {
-    const made = this.generation;
-    let text = ""; // that came and was not given out
-    let over = this.#cancelled;
+  async *#run(start, signal) {
+    const { generation } = this;
+    let pending = ""; // text received but not yielded yet
+    let ended = this.#cancelled;
     /** @type {any} */
     let failure;
     let wake = () => {};
     /** @param {{text: string, generation: Partial<Generation>}} news */
-    const take = ({ text: more, generation: { tokens = [], logprobs = [], ...rest } }) => {
-      text += more;
-      made.text += more;
-      made.tokens.push(...tokens);
-      made.logprobs.push(...logprobs);
-      Object.assign(made, rest);
+    const receive = ({ text, generation: { tokens = [], logprobs = [], ...rest } }) => {
+      pending += text;
+      generation.text += text;
+      generation.tokens.push(...tokens);
+      generation.logprobs.push(...logprobs);
+      Object.assign(generation, rest);
       wake();
     };
     const end = (/** @type {any} */ error) => {
       failure = error;
-      over = true;
+      ended = true;
       wake();
     };
     try {
-      if (over) return;
-      const { answer, note } = begin(take);
-      const ended = answer.then(take).then(end, end);
+      if (ended) return;
+      const { answer, note } = start(receive);
+      const ending = answer.then(receive).then(end, end);
       this.#note = note;
       try {
-        while (text || !over) {
+        while (pending || !ended) {
           signal?.throwIfAborted();
-          const piece = text;
-          text = "";
+          const piece = pending;
+          pending = "";
           if (piece) {
             note("more");
             yield piece;
@@ -286,13 +287,13 @@ export class RemoteStream {
         }
         if (failure) throw failure;
       } finally {
-        if (!over) {
+        if (!ended) {
           note("cancel");
-          await ended;
+          await ending;
         }
       }
     } finally {
-      made.finishReason ??= "cancelled"; // left, or failed
+      generation.finishReason ??= "cancelled"; // the loop was left, or failed
     }
   }
 }

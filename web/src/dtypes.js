@@ -1,6 +1,6 @@
-/** Tensors, and the types that a GPU has. */
+/** Tensors, and the dtypes that a GPU supports. */
 
-/** The arrays of each; of halves their bits, where there is nothing better. @type {Record<string, any>} */
+/** Typed arrays by dtype. Without Float16Array, float16 is stored as its bits. @type {Record<string, any>} */
 export const ARRAYS = {
   bool: Uint8Array,
   uint8: Uint8Array,
@@ -18,8 +18,8 @@ export class Tensor {
   /**
    * @param {string} dtype
    * @param {readonly number[]} shape
-   * @param {any} data a typed array: `int64` has a BigInt64Array, `bfloat16` a Float32Array, `bool` a Uint8Array,
-   *   `float16` where there is no Float16Array a Uint16Array of its bits. A run converts others, and lists.
+   * @param {any} data a typed array: BigInt64Array for `int64`, Float32Array for `bfloat16`, Uint8Array for `bool`;
+   *   for `float16` without Float16Array, a Uint16Array of the bits. A run converts other arrays and lists.
    */
   constructor(dtype, shape, data) {
     this.dtype = dtype;

@@ -1,8 +1,8 @@
-// What can go wrong, one class each. A message is one line: what, where, what to do.
+// Error classes. A message is one line: what is wrong, where, and what to do.
 
-/** The base of all errors of ptegpu. */
+/** The base class of all errors of ptegpu. */
 export class PtegpuError extends Error {
-  /** The name of the class, also in minified code and across workers. @returns {string} */
+  /** The name of the class, stable in minified code and across workers. @returns {string} */
   get code() {
     return this.name;
   }
@@ -10,36 +10,36 @@ export class PtegpuError extends Error {
 PtegpuError.prototype.name = "PtegpuError";
 
 /** @param {string} name */
-function kind(name, Of = PtegpuError) {
-  const made = class extends Of {};
-  made.prototype.name = name;
-  return made;
+function kind(name, Base = PtegpuError) {
+  const Kind = class extends Base {};
+  Kind.prototype.name = name;
+  return Kind;
 }
 
-/** The browser has no WebGPU here. */
+/** The browser has no WebGPU, or not on this page. */
 export const NoWebGPU = kind("NoWebGPU");
-/** WebGPU has no adapter, or not one that gives a device. */
+/** WebGPU returned no adapter. */
 export const NoAdapter = kind("NoAdapter");
 /** No variant of the bundle runs on this adapter. */
 export const MissingFeature = kind("MissingFeature");
-/** The model needs more memory than there is, or than it may use. */
+/** The model needs more GPU memory than is available, or than `memory` allows. */
 export const OutOfMemory = kind("OutOfMemory");
-/** The GPU was taken away. Load again. */
+/** The GPU was lost. Load again. */
 export const DeviceLost = kind("DeviceLost");
-/** A shard of the weights is not there, or not what the bundle says. */
+/** A shard of the weights is missing, or has the wrong hash. */
 export const BadShard = kind("BadShard");
-/** A file of the site is not there, or is not what it should be. */
+/** A file of the site is missing or invalid. */
 export const BadBundle = kind("BadBundle");
-/** Inputs that the method does not take. */
+/** An argument or input is invalid. */
 export const InvalidInput = kind("InvalidInput");
-/** An input that is an index and points outside of what it indexes. */
+/** An index in the inputs is out of range. */
 export const IndexOutOfRange = kind("IndexOutOfRange", InvalidInput);
-/** A program that this runner cannot run. */
+/** The program needs operators that only Python can run. */
 export const UnsupportedProgram = kind("UnsupportedProgram");
-/** A run that failed, or a use of what was disposed. */
+/** A run failed, or the program was disposed. */
 export const ExecutionError = kind("ExecutionError");
 
-// Types of the same names.
+// The instance types, under the same names.
 /** @typedef {InstanceType<typeof NoWebGPU>} NoWebGPU */
 /** @typedef {InstanceType<typeof NoAdapter>} NoAdapter */
 /** @typedef {InstanceType<typeof MissingFeature>} MissingFeature */

@@ -1,16 +1,16 @@
-/** The visitor's GPU: which variant of a bundle it can run, its device, pipelines and buffers. */
+/** The visitor's GPU: the choice of a bundle's variant, the device, pipelines and buffers. */
 
 import { ARRAYS, count } from "./dtypes.js";
 import { DeviceLost, ExecutionError } from "./errors.js";
 
 /** @typedef {Awaited<ReturnType<typeof openGpu>>} Gpu */
 /**
- * A tensor on the GPU. `size`: in bytes, whole words; `gone`: whether its plan ran again.
+ * A tensor on the GPU. `size`: bytes, a multiple of 4; `gone`: returns whether a later run of its plan overwrote it.
  * @typedef {{gpuBuffer: GPUBuffer, dtype: string, shape: number[], size: number, gone: () => boolean}} Resident
  */
 
 /**
- * The first variant that the adapter can run; software adapters prefer those that were made for them.
+ * Returns the first variant that the adapter can run; a software adapter prefers variants compiled for software.
  * @param {GPUAdapter} adapter
  * @param {any[]} variants
  * @param {{variant?: string, memory?: number}} options
@@ -20,10 +20,10 @@ export async function chooseVariant(adapter, variants, options) {
   const { variant, memory } = options;
   const named = variants.filter(({ name }) => (variant ?? name) === name);
   const able = named.filter(
-    ({ limits: least, features: wanted, info: told, bytes }) =>
-      Object.keys(least).every((name) => limits[name] >= least[name]) &&
-      Object.keys(told).every((name) => info[name] === told[name]) &&
-      wanted.every((/** @type {string} */ name) => features.has(name)) &&
+    ({ limits: minimums, features: required, info: expected, bytes }) =>
+      Object.keys(minimums).every((name) => limits[name] >= minimums[name]) &&
+      Object.keys(expected).every((name) => info[name] === expected[name]) &&
+      required.every((/** @type {string} */ name) => features.has(name)) &&
       !(bytes.buffers > /** @type {number} */ (memory)),
   );
   if (!able[0]) throw (await import("./why.js")).noVariant(adapter, named, options);
@@ -31,17 +31,17 @@ export async function chooseVariant(adapter, variants, options) {
 }
 
 /**
- * A device with what a variant needs.
+ * Opens a device with the features and limits that a variant needs.
  * @param {GPUAdapter} adapter
  * @param {any} variant
  * @param {any[]} layouts of kernels
- * @param {GPUDevice} [given] the caller's own
+ * @param {GPUDevice} [ownDevice] the caller's, used instead of a new one and not destroyed
  */
-export async function openGpu(adapter, { limits, features }, layouts, given) {
-  const device = given ?? (await adapter.requestDevice({ requiredFeatures: features, requiredLimits: limits }));
+export async function openGpu(adapter, { limits, features }, layouts, ownDevice) {
+  const device = ownDevice ?? (await adapter.requestDevice({ requiredFeatures: features, requiredLimits: limits }));
   const { queue } = device;
   /** @type {any} */
-  let ended; // why it cannot be used any more
+  let ended; // the error of all later calls
   /** @type {Promise<any>} */
   let turns = Promise.resolve();
   /** @type {GPUBuffer[]} */
@@ -50,19 +50,19 @@ export async function openGpu(adapter, { limits, features }, layouts, given) {
   const staging = []; // free ones
   /** @type {Promise<Error>} */
   const lost = device.lost.then(
-    ({ message }) => (ended ??= new DeviceLost(`the GPU is gone (${message}): load again`)),
+    ({ message }) => (ended ??= new DeviceLost(`the GPU was lost (${message}): load again`)),
   );
 
-  /** Throws what ended it. */
+  /** Throws if the device is lost or disposed. */
   const check = () => {
     if (ended) throw ended;
   };
 
   /** @type {(size: number, usage?: number) => GPUBuffer} */
   const buffer = (size, usage = 128 | 64 | 8 | 4) => { // storage, uniform, copied to and from
-    const made = device.createBuffer({ size, usage });
-    buffers.push(made);
-    return made;
+    const created = device.createBuffer({ size, usage });
+    buffers.push(created);
+    return created;
   };
 
   return {
@@ -73,7 +73,7 @@ export async function openGpu(adapter, { limits, features }, layouts, given) {
     buffer,
 
     /**
-     * What `work` gives, after all that came before.
+     * Runs `work` after all earlier calls and returns its result.
      * @template T
      * @param {() => Promise<T>} work
      * @returns {Promise<T>}
@@ -84,7 +84,7 @@ export async function openGpu(adapter, { limits, features }, layouts, given) {
       return result;
     },
 
-    /** Compiles a kernel, once. @param {any} kernel @returns {Promise<GPUComputePipeline>} */
+    /** Compiles a kernel, or returns its pipeline. @param {any} kernel @returns {Promise<GPUComputePipeline>} */
     compile: (kernel) =>
       (kernel.compiled ??= device
         .createComputePipelineAsync({
@@ -98,7 +98,7 @@ export async function openGpu(adapter, { limits, features }, layouts, given) {
         })),
 
     /**
-     * Submits, and gives what some outputs are then: arrays in the GPU's types, and ints.
+     * Submits the encoder and returns the values of outputs: arrays in the GPU's types, and ints.
      * @param {GPUCommandEncoder} encoder
      * @param {any[]} outputs
      * @returns {Promise<any[]>}
@@ -116,25 +116,25 @@ export async function openGpu(adapter, { limits, features }, layouts, given) {
       });
       device.pushErrorScope("validation");
       queue.submit([encoder.finish()]);
-      const complaint = device.popErrorScope();
-      await to.mapAsync(1, 0, total).catch(async () => (await complaint) || ended || lost);
-      const wrong = await complaint;
+      const validation = device.popErrorScope();
+      await to.mapAsync(1, 0, total).catch(async () => (await validation) || ended || lost);
+      const failure = await validation;
       check();
-      if (wrong) throw new ExecutionError(`the GPU failed: ${wrong.message}`);
+      if (failure) throw new ExecutionError(`the GPU failed: ${failure.message}`);
       const mapped = to.getMappedRange(0, total);
-      const found = outputs.map((o, k) =>
+      const values = outputs.map((o, k) =>
         o.dtype ? new ARRAYS[o.dtype](mapped, places[k], count(o.shape)).slice() : o,
       );
       to.unmap();
       staging.push(to);
-      return found;
+      return values;
     },
 
-    /** Gives the memory back. */
+    /** Frees the GPU's memory. */
     dispose() {
       ended ??= new ExecutionError("the program was disposed");
-      for (const made of buffers) made.destroy();
-      if (!given) device.destroy();
+      for (const created of buffers) created.destroy();
+      if (!ownDevice) device.destroy();
     },
   };
 }

@@ -1,27 +1,27 @@
-/** What the host does where one plan does not do it all: it runs plans, jumps, moves and arithmetic, item by item. */
+/** The interpreter of a method with several plans: it runs plans, jumps, moves and scalar operators, item by item. */
 
 import { arrayOf, cast, count } from "./convert.js";
 import { ExecutionError, InvalidInput, Tensor, UnsupportedProgram, fromDevice } from "./index.js";
 
 /** @typedef {import("./plan.js").Plan} Plan */
 
-const MAX_INSTRUCTIONS = 1e7; // in one call: a loop that never ends
+const MAX_INSTRUCTIONS = 1e7; // in one call; more means an endless loop
 
-/** @type {(value: number) => number} */
-const even = (value) => {
-  const below = Math.floor(value);
-  return value - below === 0.5 ? below + (below % 2 ? 1 : 0) : Math.round(value); // halves to even, as in Python
+/** Rounds halves to even, as in Python. @type {(value: number) => number} */
+const round = (value) => {
+  const floor = Math.floor(value);
+  return value - floor === 0.5 ? floor + (floor % 2 ? 1 : 0) : Math.round(value);
 };
 
 /** @type {(divide: (a: number, b: number) => number) => (a: number, b: number) => number} */
-const dividing = (divide) => (a, b) => {
+const nonZero = (divide) => (a, b) => {
   if (!Number(b)) throw new Error(`division of ${a} by zero`);
   return divide(a, b);
 };
 
 /** @type {(n: number, rank: number) => number} */
 const axis = (n, rank) => {
-  if (n < -rank || n >= rank) throw new Error(`there is no dimension ${n}`);
+  if (n < -rank || n >= rank) throw new Error(`dimension ${n} is out of range for rank ${rank}`);
   return n < 0 ? n + rank : n;
 };
 
@@ -30,9 +30,9 @@ const SCALARS = {
   add: (a, b) => a + b,
   sub: (a, b) => a - b,
   mul: (a, b) => a * b,
-  floordiv: dividing((a, b) => Math.floor(a / b)),
-  truediv: dividing((a, b) => a / b),
-  mod: dividing((a, b) => ((a % b) + b) % b),
+  floordiv: nonZero((a, b) => Math.floor(a / b)),
+  truediv: nonZero((a, b) => a / b),
+  mod: nonZero((a, b) => ((a % b) + b) % b),
   eq: (a, b) => Number(a) === Number(b),
   ne: (a, b) => Number(a) !== Number(b),
   gt: (a, b) => a > b,
@@ -47,7 +47,7 @@ const SCALARS = {
   sym_float: Number,
   sym_int: Math.trunc,
   ceil: Math.ceil,
-  round: even,
+  round,
   trunc: Math.trunc,
 };
 
@@ -65,19 +65,19 @@ const NAMED = {
   "aten.sym_stride.int": (x, dim) => count(x.shape.slice(axis(dim, x.shape.length) + 1)),
   "aten.sym_numel.default": (x) => count(x.shape),
   "aten._local_scalar_dense.default": (x) => {
-    if (x.data.length !== 1) throw new Error(`a tensor of sizes [${x.shape}] is not one item`);
+    if (x.data.length !== 1) throw new Error(`a tensor of shape [${x.shape}] does not have exactly one element`);
     return x.dtype === "bool" ? Boolean(x.data[0]) : Number(x.data[0]);
   },
   "et_vk.select_as_symint.default": (x, dim, index) => {
     const along = axis(dim, x.shape.length);
     const n = x.shape[along];
     if (index < -n || index >= n)
-      throw new Error(`index ${index} is out of range for dimension ${dim} of sizes [${x.shape}]`);
+      throw new Error(`index ${index} is out of range for dimension ${dim} of shape [${x.shape}]`);
     return Number(x.data[(index < 0 ? index + n : index) * count(x.shape.slice(along + 1))]);
   },
   "executorch_prim.et_view.default": (x, sizes) => {
-    const known = count(sizes.filter((/** @type {number} */ n) => n >= 0));
-    return new Tensor(x.dtype, sizes.map((/** @type {number} */ n) => (n < 0 ? x.data.length / known : n)), x.data);
+    const rest = x.data.length / count(sizes.filter((/** @type {number} */ n) => n >= 0)); // for -1
+    return new Tensor(x.dtype, sizes.map((/** @type {number} */ n) => (n < 0 ? rest : n)), x.data);
   },
   "executorch_prim.et_copy_index.tensor": (to, from, index) => {
     const row = from.data.length;
@@ -89,7 +89,7 @@ const NAMED = {
 };
 
 /**
- * By name; each takes the place of its call first, for messages.
+ * The operators by name. Their first argument is the location of the call, for messages.
  * @type {Record<string, (where: string, ...args: any[]) => any>}
  */
 const PRIMITIVES = Object.fromEntries(
@@ -105,30 +105,30 @@ const PRIMITIVES = Object.fromEntries(
   ]),
 );
 
-/** A value that JSON cannot write. @type {(o: any) => any} */
+/** Decodes the floats that JSON lacks. @type {(o: any) => any} */
 const literal = (o) => (o?.float ? { inf: Infinity, "-inf": -Infinity, nan: NaN }[/** @type {"nan"} */ (o.float)] : o);
 
 /** @type {(value: any) => boolean} */
 const truth = (value) => (value?.data ? value.data.every(Boolean) : Boolean(value));
 
-/** Nothing that the caller could write to. @type {(value: any) => any} */
+/** Returns a value that the caller may modify. @type {(value: any) => any} */
 const copied = (value) => (value?.data ? new Tensor(value.dtype, value.shape, value.data.slice()) : value);
 
 /**
- * An index that the program made, and that no int32 can hold, is just as much out of range where it is clipped.
+ * Clips an index to int32; beyond int32 it is out of range either way.
  * @type {(n: any) => number}
  */
 const clipped = (n) => Math.min(Math.max(Number(n), -(2 ** 31)), 2 ** 31 - 1);
 
 /**
- * What runs a method. UnsupportedProgram, if only Python can.
+ * Returns the runner of a method. Throws UnsupportedProgram for operators that only Python can run.
  * @param {import("./gpu.js").Gpu} gpu
  * @param {any} json
  * @param {Plan[]} plans
- * @param {[start: number, length: number][]} blobs where they are in the data
- * @param {import("./weights.js").Wanted[]} filling who takes which of it
+ * @param {[start: number, length: number][]} blobs ranges of the bundle's data
+ * @param {import("./weights.js").Reader[]} readers receives one for each blob used here
  */
-export function open({ device, finish }, json, plans, blobs, filling) {
+export function open({ device, finish }, json, plans, blobs, readers) {
   const { name, items, outputs, slots } = json;
   const calls = items.map((/** @type {any} */ i) => i.call);
   const missing = new Set(calls.filter((/** @type {string} */ call) => call && !PRIMITIVES[call]));
@@ -139,14 +139,14 @@ export function open({ device, finish }, json, plans, blobs, filling) {
     if (s.data == null) return null;
     const [start, length] = blobs[s.data];
     const bytes = new Uint8Array(length);
-    filling.push([start, start + length, (at, part) => bytes.set(part, at)]);
+    readers.push([start, start + length, (at, part) => bytes.set(part, at)]);
     return bytes.buffer;
   });
-  /** Values of states. @type {Map<number, any>} */
+  /** Values of states by slot. @type {Map<number, any>} */
   let states = new Map();
 
-  /** What a slot begins with. @param {number} k @returns {any} */
-  function first(k) {
+  /** Returns the initial value of a slot. @param {number} k @returns {any} */
+  function initialValue(k) {
     const { dtype, sizes, kind, initial } = slots[k];
     if (!dtype) return literal(initial);
     const length = count(sizes);
@@ -160,41 +160,41 @@ export function open({ device, finish }, json, plans, blobs, filling) {
   }
 
   /**
-   * One call.
+   * Runs the method.
    * @param {any[]} inputs
    * @param {AbortSignal} [signal]
    * @returns {Promise<any[]>}
    */
   async function run(inputs, signal) {
     const env = new Map(states);
-    /** Which plan made what a slot holds. @type {Map<number, Plan>} */
-    const made = new Map();
+    /** The plan that wrote each slot. @type {Map<number, Plan>} */
+    const writers = new Map();
     for (const [k, o] of json.inputs.entries()) if (o?.slot !== undefined) env.set(o.slot, inputs[k]);
 
-    /** What a slot holds. @param {number} slot @returns {any} */
-    const held = (slot) => {
-      const found = env.has(slot) ? env.get(slot) : first(slot);
-      if (found === undefined) throw new ExecutionError(`${name}: ${slots[slot].name} is read before it has a value`);
-      return found;
+    /** Returns the value of a slot, which may be on the GPU. @param {number} slot @returns {any} */
+    const slotValue = (slot) => {
+      const value = env.has(slot) ? env.get(slot) : initialValue(slot);
+      if (value === undefined) throw new ExecutionError(`${name}: ${slots[slot].name} is read before it has a value`);
+      return value;
     };
 
-    /** An operand as the host sees it. @param {any} o @returns {Promise<any>} */
-    const seen = async (o) => {
-      if (Array.isArray(o)) return Promise.all(o.map(seen));
+    /** Returns the value of an operand, read back from the GPU if needed. @param {any} o @returns {Promise<any>} */
+    const hostValue = async (o) => {
+      if (Array.isArray(o)) return Promise.all(o.map(hostValue));
       if (o?.slot === undefined) return literal(o);
-      const found = held(o.slot);
-      if (!found?.gpuBuffer) return found;
-      const [values] = await finish(device.createCommandEncoder(), [found]);
-      const read = await fromDevice(slots[o.slot].dtype, found, values);
-      env.set(o.slot, read);
-      return read;
+      const value = slotValue(o.slot);
+      if (!value?.gpuBuffer) return value;
+      const [values] = await finish(device.createCommandEncoder(), [value]);
+      const tensor = await fromDevice(slots[o.slot].dtype, value, values);
+      env.set(o.slot, tensor);
+      return tensor;
     };
 
-    /** What a plan takes, in the GPU's types. @param {any} item */
-    const given = (item) =>
+    /** Returns the inputs of a plan, in the GPU's types. @param {any} item */
+    const planInputs = (item) =>
       item.inputs.map((/** @type {any} */ { slot }, /** @type {number} */ k) => {
-        const value = held(slot);
-        const { dtype, kind, name: what } = slots[slot];
+        const value = slotValue(slot);
+        const { dtype, kind, name: slotName } = slots[slot];
         if (!dtype) return Number(value);
         if (value.gpuBuffer) return value;
         const { dtype: device, index } = json.plans[item.run].inputs[k];
@@ -202,54 +202,55 @@ export function open({ device, finish }, json, plans, blobs, filling) {
         try {
           return { shape: value.shape, data: cast(device, clip ? Array.from(value.data, clipped) : value.data) };
         } catch (error) {
-          throw new InvalidInput(`${what} of ${name}: ${/** @type {Error} */ (error).message}`);
+          throw new InvalidInput(`${slotName} of ${name}: ${/** @type {Error} */ (error).message}`);
         }
       });
 
     /** @param {any} item */
     const runPlan = async (item) => {
       const plan = plans[item.run];
-      for (const [slot, by] of [...made]) // what it gave before is about to be overwritten
-        if (by === plan && env.get(slot)?.gpuBuffer) await seen({ slot });
-      const { outputs: found, done } = await plan.run(given(item), item.read);
-      const read = await done;
+      for (const [slot, writer] of [...writers]) // the run overwrites the plan's earlier outputs
+        if (writer === plan && env.get(slot)?.gpuBuffer) await hostValue({ slot });
+      const run = await plan.run(planInputs(item), item.read);
+      const values = await run.done;
       item.outputs.forEach((/** @type {any} */ { slot }, /** @type {number} */ k) => {
-        made.set(slot, plan);
-        env.set(slot, found[k]);
+        writers.set(slot, plan);
+        env.set(slot, run.outputs[k]);
       });
       for (const [at, k] of item.read.entries()) {
         const { slot } = item.outputs[k];
-        env.set(slot, await fromDevice(slots[slot].dtype, found[k], read[at]));
+        env.set(slot, await fromDevice(slots[slot].dtype, run.outputs[k], values[at]));
       }
     };
 
     try {
       for (let at = 0, done = 0; at < items.length; done++) {
         signal?.throwIfAborted();
-        if (done > MAX_INSTRUCTIONS) throw new ExecutionError(`${name} ran ${done} instructions without ending`);
+        if (done > MAX_INSTRUCTIONS) throw new ExecutionError(`${name} did not end after ${done} instructions`);
         const item = items[at++];
         if (item.run !== undefined) await runPlan(item);
-        else if (item.jump !== undefined) at = truth(await seen(item.jump)) ? at : item.target;
+        else if (item.jump !== undefined) at = truth(await hostValue(item.jump)) ? at : item.target;
         else if (item.call) {
           /** @type {any[]} */
           const args = [];
-          for (const a of item.args) args.push(item.by_shape && a?.slot !== undefined ? held(a.slot) : await seen(a));
+          for (const a of item.args)
+            args.push(item.by_shape && a?.slot !== undefined ? slotValue(a.slot) : await hostValue(a));
           env.set(item.outs[0].slot, PRIMITIVES[item.call](item.where, ...args));
-        } else env.set(item.target.slot, await seen(item.move));
+        } else env.set(item.target.slot, await hostValue(item.move));
       }
-      const found = [];
-      for (const o of outputs) found.push(copied(await seen(o)));
-      return found;
+      const results = [];
+      for (const o of outputs) results.push(copied(await hostValue(o)));
+      return results;
     } finally {
-      for (const slot of states.keys()) states.set(slot, await seen({ slot }));
+      for (const slot of states.keys()) states.set(slot, await hostValue({ slot }));
     }
   }
 
   return {
     run,
-    /** States back to their first values. */
+    /** Restores the initial states. */
     reset() {
-      states = new Map(json.states.map((/** @type {any} */ { slot }) => [slot, first(slot)]));
+      states = new Map(json.states.map((/** @type {any} */ { slot }) => [slot, initialValue(slot)]));
     },
   };
 }

@@ -1,4 +1,4 @@
-/** ptegpu in a browser: runs what `ptegpu web` makes of a PyTorch program, on the visitor's GPU. */
+/** ptegpu in a browser: runs a PyTorch program from a site written by `ptegpu web` on the visitor's GPU. */
 
 import { ARRAYS, Tensor } from "./dtypes.js";
 import { BadBundle, InvalidInput, OutOfMemory } from "./errors.js";
@@ -9,49 +9,49 @@ import { deliver, fetchJson } from "./weights.js";
 
 export * from "./errors.js";
 export { Tensor };
-export { ARRAYS, fetchJson, fromDevice }; // for the parts that are loaded when they are needed
+export { ARRAYS, fetchJson, fromDevice }; // for the modules that are loaded on demand
 
 /** A program on the GPU. @typedef {Awaited<ReturnType<typeof load>>} Program */
 /** @typedef {{stage: "plan" | "weights" | "kernels", done: number, total: number}} Progress of weights in bytes */
 /**
  * @typedef {object} Options
- * @property {GPU} [gpu] where the adapter comes from; `navigator.gpu`
+ * @property {GPU} [gpu] where to request the adapter; by default `navigator.gpu`
  * @property {GPUAdapter} [adapter]
- * @property {GPUDevice} [device] one of your own, which `dispose` leaves alone; give its adapter, too
+ * @property {GPUDevice} [device] your own device, which `dispose` does not destroy; also pass its adapter
  * @property {GPUPowerPreference} [powerPreference]
- * @property {string} [variant] the name of one, instead of the first that fits
- * @property {string[]} [methods] only these
- * @property {any} [site] what site.json holds, where it is known
- * @property {number} [memory] bytes of GPU memory that the model may take
- * @property {string | null} [cache] what the browser's caches are named after, one for each site; null: none
+ * @property {string} [variant] the name of a variant; by default the first that fits
+ * @property {string[]} [methods] loads only these
+ * @property {any} [site] the contents of site.json, if already loaded
+ * @property {number} [memory] limit of the model's GPU memory, in bytes
+ * @property {string | null} [cache] name prefix of the browser caches, one cache per site; null: no cache
  * @property {typeof fetch} [fetch]
  * @property {AbortSignal} [signal]
  * @property {(progress: Progress) => void} [onProgress]
  */
 
-/** The URL of a folder, with / at its end, by itself or by a file in it. @param {string | URL} url */
+/** Returns the URL of a folder, with / at the end, given it or a JSON file in it. @param {string | URL} url */
 export const folderOf = (url) => new URL(url, globalThis.location?.href).href.replace(/\/?([^/]*\.json)?$/, "/");
 
 /**
- * Loads a program: the plan first, then weights and kernels side by side.
+ * Loads a program: first the plan, then weights and kernels in parallel.
  * @param {string | URL} url of the folder
  * @param {Options} [options]
  */
 export async function load(url, options = {}) {
   const { gpu: api = globalThis.navigator?.gpu, powerPreference = "high-performance", signal, onProgress } = options;
   const base = folderOf(url);
-  /** @type {(stage: Progress["stage"], to?: Options["onProgress"]) => (done: number, total: number) => void} */
-  const telling = (stage, to = onProgress) => (done, total) => to?.({ stage, done, total });
+  /** @type {(stage: Progress["stage"], report?: Options["onProgress"]) => (done: number, total: number) => void} */
+  const reporter = (stage, report = onProgress) => (done, total) => report?.({ stage, done, total });
   /** @type {(name: string, sha256?: string) => Promise<any>} */
   const get = (name, sha256) => fetchJson(base + name, options, sha256);
 
   const adapter = options.adapter ?? (await api?.requestAdapter({ powerPreference }));
   if (!adapter) throw (await import("./why.js")).noAdapter(api);
-  telling("plan")(0, 2);
+  reporter("plan")(0, 2);
   const head = await get("bundle.json");
-  if (head.version !== 2) throw new BadBundle(`${base}bundle.json is not for this runner: they are of different versions`);
+  if (head.version !== 2) throw new BadBundle(`${base}bundle.json has version ${head.version}, but this runner needs 2`);
   const chosen = await chooseVariant(adapter, head.variants, options);
-  telling("plan")(1, 2);
+  reporter("plan")(1, 2);
   const [variant, site] = await Promise.all([
     get(chosen.file[0], chosen.file[2]),
     options.site ?? get("site.json").catch(() => null),
@@ -60,8 +60,8 @@ export async function load(url, options = {}) {
   try {
     const host = variant.host && (await import("./host.js"));
     const sizes = variant.sizes && (await import("./sizes.js"));
-    /** Who takes which part of the data. @type {import("./weights.js").Wanted[]} */
-    const filling = [];
+    /** Readers of the bundle's data. @type {import("./weights.js").Reader[]} */
+    const readers = [];
     /** @type {GPUBuffer[]} */
     const buffers = [];
     const bytes = { weights: 0, memory: 0 };
@@ -72,7 +72,7 @@ export async function load(url, options = {}) {
         buffers[k] = gpu.buffer(size);
         bytes.memory += size;
         bytes.weights += length;
-        filling.push([start, start + length, (at, part) => gpu.queue.writeBuffer(buffers[k], at, part)]);
+        readers.push([start, start + length, (at, part) => gpu.queue.writeBuffer(buffers[k], at, part)]);
       }
       return buffers[k];
     };
@@ -84,49 +84,48 @@ export async function load(url, options = {}) {
       const plans = json.plans.map((/** @type {any} */ plan) =>
         openPlan(gpu, plan, variant.kernels, buffer, !plan.fixed && sizes.openSizes(plan)),
       );
-      const hosted = json.direct ? null : host.open(gpu, json, plans, head.blobs, filling);
+      const hosted = json.direct ? null : host.open(gpu, json, plans, head.blobs, readers);
       methods[json.name] = openMethod(gpu, json, plans, hosted);
     }
     if (await gpu.device.popErrorScope())
-      throw new OutOfMemory("too little GPU memory for this model: close other pages that use it");
+      throw new OutOfMemory("not enough GPU memory for this model: close other pages that use the GPU");
 
-    /** @param {any[]} plans @param {AbortSignal} [stop] @param {Options["onProgress"]} [to] */
-    const compile = async (plans, stop, to) => {
+    /** @param {any[]} plans @param {AbortSignal} [stop] @param {Options["onProgress"]} [onProgress] */
+    const compile = async (plans, stop, onProgress) => {
       const kernels = plans.flatMap((p) => p.kernels);
-      const compiled = telling("kernels", to);
+      const report = reporter("kernels", onProgress);
       let done = 0;
       await Promise.all(
         kernels.map(async (kernel) => {
           await gpu.compile(kernel);
           stop?.throwIfAborted();
-          compiled(++done, kernels.length);
+          report(++done, kernels.length);
         }),
       );
     };
     const names = Object.keys(methods);
-    const all = Object.values(methods);
-    const plans = all.flatMap((m) => m.plans);
+    const allMethods = Object.values(methods);
+    const plans = allMethods.flatMap((m) => m.plans);
     const { vendor, architecture, description, isFallbackAdapter: software } = adapter.info;
     /** @param {string} [name] */
     const method = (name = methods.forward ? "forward" : names[0]) => {
       gpu.check();
-      const found = methods[name];
-      if (!found) throw new InvalidInput(`there is no method ${name}, only ${names.join(", ")}`);
-      return found;
+      if (!methods[name]) throw new InvalidInput(`unknown method ${name}; the methods are ${names.join(", ")}`);
+      return methods[name];
     };
     const program = {
-      /** The names of what it can run. */
+      /** The names of the loaded methods. */
       methods: names,
-      /** What it was compiled for. */
+      /** The target that the variant was compiled for. */
       variant: chosen.target,
       adapter: { vendor, architecture, description, software },
       site,
       bytes,
-      /** Resolves when the GPU is lost, with why. */
+      /** Resolves with the error when the GPU is lost. */
       lost: gpu.lost,
       method,
 
-      /** What a method takes and gives. @param {string} [name] */
+      /** Returns the inputs and outputs of a method. @param {string} [name] */
       signature: (name) => method(name).signature,
 
       /**
@@ -141,33 +140,33 @@ export async function load(url, options = {}) {
       },
 
       /**
-       * Compiles all kernels, so that no call has to. Without an `onProgress`, that of `load` is told.
+       * Compiles all kernels now, instead of in the first calls. By default, reports to the `onProgress` of `load`.
        * @param {{method?: string, signal?: AbortSignal, onProgress?: (progress: Progress) => void}} [options]
        */
-      prepare: ({ method: name, signal: stop, onProgress: told } = {}) =>
-        compile(name ? method(name).plans : plans, stop, told),
+      prepare: ({ method: name, signal: stop, onProgress } = {}) =>
+        compile(name ? method(name).plans : plans, stop, onProgress),
 
-      /** States back to their first values, before the next run. @param {string} [name] of a method */
-      reset: (name) => Promise.all((name ? [method(name)] : all).map((m) => m.reset())),
+      /** Restores the initial states of one method or of all. @param {string} [name] of a method */
+      reset: (name) => Promise.all((name ? [method(name)] : allMethods).map((m) => m.reset())),
 
       /**
-       * Runs what the site brought, and compares with what it should give.
+       * Runs the site's reference inputs and compares the results.
        * @returns {Promise<{ok: boolean, error: number, tolerance: number}>} the error relative to the largest value
        */
       selfcheck: async () => (await import("./check.js")).check(/** @type {any} */ (program), base, options.fetch),
 
-      /** Gives the GPU's memory back. */
+      /** Frees the GPU's memory. */
       dispose: gpu.dispose,
     };
 
-    const compiling = compile(plans.filter((p) => p.fixed), signal); // what every size needs
+    const compiling = compile(plans.filter((p) => p.fixed), signal); // needed by every run
     compiling.catch(() => {});
-    await deliver(base, head.shards, filling, {
+    await deliver(base, head.shards, readers, {
       ...options,
-      onBytes: telling("weights"),
+      onBytes: reporter("weights"),
       pause() {
         gpu.check();
-        return gpu.queue.onSubmittedWorkDone(); // no more than a shard is on its way to the GPU
+        return gpu.queue.onSubmittedWorkDone(); // at most one shard is in flight to the GPU
       },
     });
     await compiling;

@@ -1,6 +1,6 @@
-// A language model: prompts in, text out. The KV cache and the choice of the next token stay on the GPU.
-// What the cache holds is known token by token, so a prompt that begins with what is there already only runs the rest:
-// the next turn of a chat, or the same prompt again. The result is the same as from an empty cache.
+// A language model: prompts in, text out. The KV cache and sampling stay on the GPU.
+// The host records which tokens are in the cache, so a prompt with a cached prefix, such as the next turn of a chat,
+// only runs the rest. The result is the same as with an empty cache.
 import { BadBundle, ExecutionError, InvalidInput, Tensor, fetchJson, folderOf, load } from "./index.js";
 import { Sampling } from "./sampling.js";
 import { Detokenizer, StopStrings, Tokenizer } from "./text.js";
@@ -10,22 +10,22 @@ import { Detokenizer, StopStrings, Tokenizer } from "./text.js";
 /** @typedef {"stop" | "length" | "context" | "cancelled"} FinishReason */
 
 /**
- * How to generate.
+ * Options of generation.
  * @typedef {import("./sampling.js").Settings & {
  *   maxTokens?: number, stop?: string | string[], stopTokens?: number[], signal?: AbortSignal, continues?: Generation,
- * }} Options `stop` are strings that end the text and are not part of it; `stopTokens` replace the model's own;
- *   `continues` is what the same prompt gave until the GPU was lost: its tokens are not made again, its seed is taken
+ * }} Options `stop`: strings that end the text and are removed from it; `stopTokens` replace the model's own;
+ *   `continues`: the result of the same prompt up to a loss of the GPU, to continue with its tokens and seed
  */
 
 /**
  * @typedef {{reusedTokens: number, prefillTokens: number, prefillMs: number, decodeTokens: number, decodeMs: number}}
- *   Timings of the prompt, tokens that were found in the cache, and that were computed
+ *   Timings `reusedTokens` of the prompt were in the cache, `prefillTokens` were computed
  */
 
 /**
- * What a prompt gave. Stop tokens are in neither `text` nor `tokens`; a stop string is in `tokens` only. `logprobs`
- * are the natural logarithms of the tokens' probabilities in the model's own distribution. The first token comes at the
- * end of the prefill, so decoding makes one less than all.
+ * The result of a prompt. Stop tokens are in neither `text` nor `tokens`; a stop string is in `tokens` only. `logprobs`
+ * are natural logarithms of the tokens' probabilities in the model's own distribution. The prefill computes the first
+ * token, so `decodeTokens` is smaller than the number of tokens by 1.
  * @typedef {object} Generation
  * @property {number[]} promptTokens
  * @property {number} seed
@@ -37,37 +37,37 @@ import { Detokenizer, StopStrings, Tokenizer } from "./text.js";
  */
 
 /**
- * What a site says about its language model.
+ * The entry of site.json about the language model.
  * @typedef {object} Language
  * @property {string} method
  * @property {number} vocabulary
- * @property {number} context tokens that the cache holds
- * @property {number} chunk tokens that one call takes at most
+ * @property {number} context capacity of the cache, in tokens
+ * @property {number} chunk maximum number of tokens in one call
  * @property {number[]} eos
  * @property {"int64" | "int32"} tokens dtype of the tokens
  * @property {"int64" | "int32"} position
- * @property {string | null} [tokenizer] names of files, as those below
+ * @property {string | null} [tokenizer] a file name, like the two below
  * @property {string | null} [config]
  * @property {string | null} [template]
  */
 
-/** A call that was started. @typedef {{result(): Promise<any[]>, resident(): any[], discard(): void}} Running */
+/** A started call. @typedef {{result(): Promise<any[]>, resident(): any[], discard(): void}} Running */
 
-const CHUNK = 512; // tokens of a prompt in one call: a call is not interrupted
-const ROUND_TRIP = 10; // ms that a result may take from the GPU to here
-const FEWEST = 2, MOST = 8; // steps on their way behind the one that is waited for
+const CHUNK = 512; // tokens of a prompt in one call, which cannot be cancelled
+const ROUND_TRIP = 10; // ms from the GPU to the host
+const MIN_AHEAD = 2, MAX_AHEAD = 8; // steps started ahead of the awaited one
 
 /**
- * Loads a site that `ptegpu web` made of a language model.
+ * Loads the site of a language model.
  * @param {string | URL} url of the folder
- * @param {import("./index.js").Options & {tokenizer?: Tokenizer | null}} [options] those of `load`; and a `tokenizer`
- *   instead of the site's own
+ * @param {import("./index.js").Options & {tokenizer?: Tokenizer | null}} [options] the options of `load`, and a
+ *   `tokenizer` to use instead of the site's own
  */
 export async function loadLanguageModel(url, { tokenizer, ...options } = {}) {
   const base = folderOf(url);
   const site = options.site ?? (await fetchJson(base + "site.json", options));
   const { language } = site;
-  if (!language) throw new InvalidInput(`${base} is not a language model: its site.json says nothing about one`);
+  if (!language) throw new InvalidInput(`${base} is not a language model: its site.json has no entry "language"`);
   const [program, opened] = await Promise.allSettled([
     load(base, { methods: [language.method], ...options, site }),
     tokenizer === undefined ? openTokenizer(base, language, options) : tokenizer,
@@ -78,7 +78,7 @@ export async function loadLanguageModel(url, { tokenizer, ...options } = {}) {
     throw opened.reason;
   }
   const model = new LanguageModel(program.value, language, opened.value);
-  model.generate([0], { maxTokens: 1, temperature: 1 }).catch(() => {}); // so that kernels are there when they are needed
+  model.generate([0], { maxTokens: 1, temperature: 1 }).catch(() => {}); // compiles the kernels
   return model;
 }
 
@@ -99,14 +99,14 @@ async function openTokenizer(base, { tokenizer, config, template }, { fetch: get
 export class LanguageModel {
   /** @type {number[]} the tokens whose keys and values are in the cache */
   #cached = [];
-  /** @type {Stream | null} whose tokens they are */
+  /** @type {Stream | null} the stream that wrote them last */
   #owner = null;
-  /** @type {Running[]} the owner's next steps */
+  /** @type {Running[]} the owner's steps started ahead */
   #ahead = [];
-  /** @type {Promise<unknown>} what uses the cache now */
+  /** @type {Promise<unknown>} the last user of the cache */
   #busy = Promise.resolve();
   #method;
-  #runs = -1; // of the method, when the cache was last known
+  #runs = -1; // of the method, when `#cached` was last right
 
   /**
    * @param {import("./index.js").Program} program
@@ -118,19 +118,20 @@ export class LanguageModel {
     this.language = language;
     this.tokenizer = tokenizer;
     this.#method = program.method(language.method);
-    /** How many tokens of a prompt run at once. */
+    /** The number of prompt tokens in one call. */
     this.chunk = Math.min(CHUNK, language.chunk);
-    /** The tokens that end a text: those of the program and the tokenizer's end of sequence. */
+    /** The tokens that end a text: those of the program, and the tokenizer's end of sequence. */
     this.stopTokens = [...language.eos, ...(typeof tokenizer?.eos === "number" ? [tokenizer.eos] : [])];
   }
 
-  /** The tokens that the cache holds. */
+  /** The tokens in the cache. */
   get cached() {
     return [...this.#cached];
   }
 
   /**
-   * The tokens of a prompt, checked: there are some, the model knows them, and they fit its context.
+   * Returns the tokens of a prompt. Throws InvalidInput if the prompt is empty, exceeds the context, or has a token
+   * outside the vocabulary.
    * @param {Prompt} prompt
    * @returns {number[]}
    */
@@ -138,36 +139,36 @@ export class LanguageModel {
     const { vocabulary, context } = this.language;
     const tokens = this.#tokens(prompt);
     if (!tokens.length) throw new InvalidInput("the prompt is empty: give at least one token");
-    const unknown = tokens.find((t) => !(Number.isInteger(t) && t >= 0 && t < vocabulary));
-    if (unknown !== undefined)
-      throw new InvalidInput(`token ${unknown} is not in the model's vocabulary of ${vocabulary}`);
+    const invalid = tokens.find((t) => !(Number.isInteger(t) && t >= 0 && t < vocabulary));
+    if (invalid !== undefined)
+      throw new InvalidInput(`token ${invalid} is not in the model's vocabulary of ${vocabulary}`);
     if (tokens.length > context)
-      throw new InvalidInput(`the prompt has ${tokens.length} tokens, the model's context holds ${context}`);
+      throw new InvalidInput(`the prompt has ${tokens.length} tokens, but the model's context holds ${context}`);
     return tokens;
   }
 
   /** @param {Prompt} prompt @returns {number[]} */
   #tokens(prompt) {
-    if (typeof prompt === "string") return this.#texts().encode(prompt);
-    if (typeof prompt[0] === "object") return this.#texts().encodeChat(/** @type {Message[]} */ (prompt));
+    if (typeof prompt === "string") return this.#requireTokenizer().encode(prompt);
+    if (typeof prompt[0] === "object") return this.#requireTokenizer().encodeChat(/** @type {Message[]} */ (prompt));
     return [.../** @type {number[]} */ (prompt)];
   }
 
-  #texts() {
-    if (!this.tokenizer) throw new InvalidInput("the model has no tokenizer: give tokens, or load it with one");
+  #requireTokenizer() {
+    if (!this.tokenizer) throw new InvalidInput("the model has no tokenizer: pass tokens, or load it with a tokenizer");
     return this.tokenizer;
   }
 
   /**
-   * The text of tokens.
+   * Returns the text of tokens.
    * @param {number[]} tokens
    */
   decode(tokens) {
-    return this.#texts().decode(tokens);
+    return this.#requireTokenizer().decode(tokens);
   }
 
   /**
-   * The continuation of a prompt, all at once.
+   * Generates the whole continuation of a prompt.
    * @param {Prompt} prompt
    * @param {Options} [options]
    */
@@ -178,7 +179,7 @@ export class LanguageModel {
   }
 
   /**
-   * The continuation of a prompt, piece by piece.
+   * Generates the continuation of a prompt, in pieces.
    * @param {Prompt} prompt
    * @param {Options} [options]
    */
@@ -194,21 +195,21 @@ export class LanguageModel {
     return stream;
   }
 
-  /** Empty the cache: everything as when the model was loaded. */
+  /** Restores the state after loading, with an empty cache. */
   reset() {
-    return this.#alone(async () => {
+    return this.#inTurn(async () => {
       this.#forget();
       await this.program.reset(this.language.method);
     });
   }
 
-  /** Give the GPU memory back. */
+  /** Frees the GPU's memory. */
   dispose() {
     this.program.dispose();
   }
 
   /**
-   * The pieces of a stream, whose generation is filled on the way.
+   * Yields the pieces of a stream and updates its `generation`.
    * @param {Stream} stream
    * @param {Sampling} sampling
    * @param {number} maxTokens
@@ -218,61 +219,62 @@ export class LanguageModel {
    * @param {AbortSignal | undefined} signal
    */
   async *#pieces(stream, sampling, maxTokens, ends, detokenizer, stops, signal) {
-    const made = stream.generation, tokens = [...made.promptTokens, ...made.tokens];
-    const seen = new Int32Array(sampling.penalises ? Math.ceil(this.language.vocabulary / 32) : 1);
-    const add = (/** @type {number} */ t) => sampling.penalises && (seen[t >> 5] |= 1 << (t & 31));
-    tokens.forEach(add);
+    const { generation } = stream, tokens = [...generation.promptTokens, ...generation.tokens];
+    // A bit for each token of the vocabulary: whether it occurs in the context.
+    const penalised = new Int32Array(sampling.penalises ? Math.ceil(this.language.vocabulary / 32) : 1);
+    const penalise = (/** @type {number} */ t) => sampling.penalises && (penalised[t >> 5] |= 1 << (t & 31));
+    tokens.forEach(penalise);
     try {
-      while (!made.finishReason) {
+      while (!generation.finishReason) {
         signal?.throwIfAborted();
-        if (made.tokens.length >= maxTokens) made.finishReason = "length";
-        else if (tokens.length > this.language.context) made.finishReason = "context";
-        if (made.finishReason) break;
-        const next = await this.#alone(() => this.#next(stream, tokens, sampling, seen, maxTokens, signal));
+        if (generation.tokens.length >= maxTokens) generation.finishReason = "length";
+        else if (tokens.length > this.language.context) generation.finishReason = "context";
+        if (generation.finishReason) break;
+        const next = await this.#inTurn(() => this.#next(stream, tokens, sampling, penalised, maxTokens, signal));
         signal?.throwIfAborted();
-        if (!next || stream.cancelled) made.finishReason = "cancelled";
-        else if (ends.has(next[0])) made.finishReason = "stop";
-        if (made.finishReason || !next) break;
+        if (!next || stream.cancelled) generation.finishReason = "cancelled";
+        else if (ends.has(next[0])) generation.finishReason = "stop";
+        if (generation.finishReason || !next) break;
         const [token, logprob] = next;
         tokens.push(token);
-        add(token);
-        made.tokens.push(token);
-        made.logprobs.push(logprob);
+        penalise(token);
+        generation.tokens.push(token);
+        generation.logprobs.push(logprob);
         const text = detokenizer ? stops.push(detokenizer.push(token)) : "";
-        if (stops.stopped) made.finishReason = "stop";
-        made.text += text;
+        if (stops.stopped) generation.finishReason = "stop";
+        generation.text += text;
         if (text) yield text;
       }
       const rest = detokenizer ? stops.push(detokenizer.finish()) + stops.finish() : "";
-      made.text += rest;
+      generation.text += rest;
       if (rest) yield rest;
     } finally {
-      made.finishReason ??= "cancelled"; // left, or failed
+      generation.finishReason ??= "cancelled"; // the loop was left, or failed
       if (this.#owner === stream) this.#forgetAhead();
     }
   }
 
   /**
-   * The token after `tokens`, of which the cache may hold some, with its log-probability; undefined if cancelled on the
-   * way. The steps after it are started before this one is waited for, with the token as it is on the GPU.
+   * Returns the token after `tokens`, whose prefix may be cached, and its log-probability; undefined if cancelled.
+   * Starts later steps before it awaits this one; they read the token on the GPU.
    * @param {Stream} stream
    * @param {number[]} tokens
    * @param {Sampling} sampling
-   * @param {Int32Array} seen
+   * @param {Int32Array} penalised
    * @param {number} maxTokens
    * @param {AbortSignal | undefined} signal
    * @returns {Promise<[number, number] | undefined>}
    */
-  async #next(stream, tokens, sampling, seen, maxTokens, signal) {
-    const { timings, tokens: made } = stream.generation, step = made.length, started = performance.now();
-    const start = (/** @type {any} */ given, /** @type {number} */ position, /** @type {number} */ k) =>
-      this.#start(given, position, sampling.words(k), seen, sampling.how);
-    if (this.#runs !== this.#method.runs) this.#forget(); // somebody else ran it
+  async #next(stream, tokens, sampling, penalised, maxTokens, signal) {
+    const { timings, tokens: newTokens } = stream.generation, step = newTokens.length, startTime = performance.now();
+    const start = (/** @type {any} */ operand, /** @type {number} */ position, /** @type {number} */ k) =>
+      this.#start(operand, position, sampling.words(k), penalised, sampling.flags);
+    if (this.#runs !== this.#method.runs) this.#forget(); // the method ran outside of this class
     let reused = this.#cached.length, run = this.#owner === stream ? this.#ahead.shift() : undefined;
     if (run) this.#cached.push(tokens[tokens.length - 1]);
     else {
       this.#forgetAhead();
-      if (this.#owner !== stream) this.#keep(tokens.slice(0, -1));
+      if (this.#owner !== stream) this.#truncate(tokens.slice(0, -1));
       this.#owner = stream;
       reused = this.#cached.length;
       if (!(await this.#prefill(tokens, () => stream.cancelled || signal?.aborted))) return undefined;
@@ -282,68 +284,68 @@ export class LanguageModel {
     }
     if (this.#method.inOnePlan && !sampling.penalises) {
       const left = Math.min(this.language.context - tokens.length, maxTokens - step - 1);
-      const needed = (ROUND_TRIP * timings.decodeTokens) / timings.decodeMs + 1 || FEWEST;
-      const wanted = Math.min(Math.max(needed, FEWEST), MOST, step + 1, left);
-      // The first ones go one by one, so that a short text wastes little. What is computed behind the end of a text is
-      // thrown away: the cache is written again from the position on that the next call has.
-      for (let k = this.#ahead.length; k < wanted; k++) {
-        const following = (this.#ahead[k - 1] ?? run).resident()[0];
-        this.#ahead.push(await start(following, tokens.length + k, step + 1 + k));
+      const needed = (ROUND_TRIP * timings.decodeTokens) / timings.decodeMs + 1 || MIN_AHEAD;
+      // `step + 1`: the number ahead grows slowly, so that a short text wastes little. Tokens computed past the end of a
+      // text are discarded: the next call overwrites the cache from its own position on.
+      const ahead = Math.min(Math.max(needed, MIN_AHEAD), MAX_AHEAD, step + 1, left);
+      for (let k = this.#ahead.length; k < ahead; k++) {
+        const nextToken = (this.#ahead[k - 1] ?? run).resident()[0];
+        this.#ahead.push(await start(nextToken, tokens.length + k, step + 1 + k));
       }
     }
     const [token, logprob] = await run.result();
-    const elapsed = performance.now() - started;
+    const elapsed = performance.now() - startTime;
     const decoded = step - stream.begun;
     if (decoded) Object.assign(timings, { decodeTokens: decoded, decodeMs: timings.decodeMs + elapsed });
     else Object.assign(timings, { reusedTokens: reused, prefillTokens: tokens.length - reused, prefillMs: elapsed });
-    const chance = Number(logprob.data[0]);
-    if (!Number.isFinite(chance))
+    const logprobValue = Number(logprob.data[0]);
+    if (!Number.isFinite(logprobValue))
       throw new ExecutionError(`the model's logits at position ${tokens.length - 1} are not finite numbers`);
-    return [Number(token.data[0]), chance];
+    return [Number(token.data[0]), logprobValue];
   }
 
-  /** Forget what the cache holds from the first token on that is not in `tokens`. @param {number[]} tokens */
-  #keep(tokens) {
-    const other = this.#cached.findIndex((token, k) => token !== tokens[k]);
-    if (other >= 0) this.#cached.length = other;
+  /** Drops cached tokens after the common prefix with `tokens`. @param {number[]} tokens */
+  #truncate(tokens) {
+    const firstDifferent = this.#cached.findIndex((token, k) => token !== tokens[k]);
+    if (firstDifferent >= 0) this.#cached.length = firstDifferent;
   }
 
   /**
-   * Runs those of `tokens` that the cache lacks, in chunks, until no more than a chunk is left; false if cancelled.
-   * One chunk is on its way while the next one is started.
+   * Runs the uncached `tokens` in chunks until at most one chunk is left; returns false if cancelled. While one chunk
+   * runs, the next one is started.
    * @param {number[]} tokens
    * @param {() => boolean | undefined} cancelled
    */
   async #prefill(tokens, cancelled) {
     /** @type {Running | undefined} */
-    let before;
+    let previous;
     while (!cancelled() && tokens.length - this.#cached.length > this.chunk) {
-      const at = this.#cached.length, some = tokens.slice(at, at + this.chunk);
-      const run = await this.#start(ints(this.language.tokens, [1, some.length], some), at);
-      this.#cached.push(...some);
-      await before?.result();
-      before = run;
+      const at = this.#cached.length, chunk = tokens.slice(at, at + this.chunk);
+      const run = await this.#start(ints(this.language.tokens, [1, chunk.length], chunk), at);
+      this.#cached.push(...chunk);
+      await previous?.result();
+      previous = run;
     }
-    before?.discard();
+    previous?.discard();
     return !cancelled();
   }
 
   /**
-   * One call of the model that is not waited for, where it runs at once; `tokens` may be on the GPU.
+   * Starts a call of the model; `tokens` may be on the GPU.
    * @param {any} tokens
    * @param {number} position
    * @param {Int32Array} [words]
-   * @param {Int32Array} [seen]
-   * @param {number} [how]
+   * @param {Int32Array} [penalised]
+   * @param {number} [flags]
    * @returns {Promise<Running>}
    */
-  #start(tokens, position, words = new Int32Array(8), seen = new Int32Array(1), how = 0) {
+  #start(tokens, position, words = new Int32Array(8), penalised = new Int32Array(1), flags = 0) {
     const at = ints(this.language.position, [1], [position]);
-    const given = [tokens, at, ints("int32", [8], words), ints("int32", [seen.length], seen), how,
+    const inputs = [tokens, at, ints("int32", [8], words), ints("int32", [penalised.length], penalised), flags,
       ints("int32", [1, 0], [])];
-    const started = this.#method.inOnePlan ? this.#method.start(given) : waited(this.#method.run(given));
+    const run = this.#method.inOnePlan ? this.#method.start(inputs) : startedRun(this.#method.run(inputs));
     this.#runs = this.#method.runs;
-    return started;
+    return run;
   }
 
   #forgetAhead() {
@@ -351,14 +353,14 @@ export class LanguageModel {
   }
 
   /**
-   * What `work` gives, after all that uses the cache before it.
+   * Runs `work` after all earlier users of the cache and returns its result.
    * @template T
    * @param {() => Promise<T>} work
    * @returns {Promise<T>}
    */
-  #alone(work) {
+  #inTurn(work) {
     const result = this.#busy.then(work);
-    this.#busy = result.catch(() => this.#forget()); // what the GPU did is not known
+    this.#busy = result.catch(() => this.#forget()); // after an error, the contents of the cache are unknown
     return result;
   }
 
@@ -369,17 +371,17 @@ export class LanguageModel {
   }
 }
 
-/** A call that takes several plans. @type {(results: Promise<any[]>) => Promise<Running>} */
-async function waited(results) {
-  results.catch(() => {}); // whoever wants the result hears of it
+/** Wraps the results of a call with several plans. @type {(results: Promise<any[]>) => Promise<Running>} */
+async function startedRun(results) {
+  results.catch(() => {}); // the error reaches callers that await the result
   return { result: () => results, resident: () => [], discard() {} };
 }
 
 /** @type {(dtype: "int32" | "int64", shape: number[], values: number[] | Int32Array) => Tensor} */
 const ints = (dtype, shape, values) =>
-  new Tensor(dtype, shape, Int32Array.from(values)); // as the GPU has them
+  new Tensor(dtype, shape, Int32Array.from(values)); // int32 is the GPU's type of both
 
-/** Pieces of text as they come, whole characters each; `generation` is what came so far. */
+/** A stream of text, in pieces of complete characters; `generation` holds the result so far. */
 export class Stream {
   #pieces;
   cancelled = false;
@@ -396,7 +398,7 @@ export class Stream {
       promptTokens, seed, text: "", tokens: [...tokens], logprobs: [...logprobs], finishReason: null,
       timings: { reusedTokens: 0, prefillTokens: 0, prefillMs: 0, decodeTokens: 0, decodeMs: 0 },
     };
-    /** How many of the tokens were there before. */
+    /** The number of tokens of `continues`. */
     this.begun = tokens.length;
     this.#pieces = pieces(this);
   }
@@ -405,7 +407,7 @@ export class Stream {
     return this.#pieces;
   }
 
-  /** Stop before the next token. */
+  /** Stops before the next token. */
   cancel() {
     this.cancelled = true;
   }

@@ -1,4 +1,4 @@
-/** A method of a program: what it takes and gives, and its runs. */
+/** A method of a program: its signature and its runs. */
 
 import { ARRAYS, Tensor, count } from "./dtypes.js";
 import { ExecutionError } from "./errors.js";
@@ -6,20 +6,21 @@ import { ExecutionError } from "./errors.js";
 /** @typedef {import("./plan.js").Plan} Plan */
 /** @typedef {import("./gpu.js").Resident} Resident */
 /**
- * What a method takes or gives. `device`: its type on the GPU; without a dtype it is an int, or always this value.
+ * An input or output of a method. `device`: its dtype on the GPU. Without a dtype it is an int, or always `value`.
  * @typedef {{name: string, dtype: string | null, device?: string, shape: number[], dynamic: boolean, value?: any}} Spec
  */
 /**
- * What was started: what it gives; that on the GPU, as inputs of the next start; nobody wants it.
+ * A started run: await its `result`, pass its `resident` GPU outputs to the next start, or `discard` it.
  * @typedef {{result(): Promise<any[]>, resident(): (Resident | number)[], discard(): void}} Running
  */
 /**
- * What runs a method, where one plan does not do it all.
+ * The runner of a method that needs more than one plan.
  * @typedef {{run(inputs: any[], signal?: AbortSignal): Promise<any[]>, reset(): void}} Host
  */
 /** @typedef {ReturnType<typeof openMethod>} Method */
 
 /**
+ * Returns a method that can run.
  * @param {import("./gpu.js").Gpu} gpu
  * @param {any} json
  * @param {Plan[]} plans
@@ -27,57 +28,57 @@ import { ExecutionError } from "./errors.js";
  */
 export function openMethod({ inTurn }, { name, signature, direct }, plans, host) {
   /**
-   * What `work` gives for copies of the inputs, in its turn.
+   * Copies the inputs now, and calls `work` with them after all earlier calls. Returns the result of `work`.
    * @template T
    * @param {any[]} inputs
-   * @param {(given: any[]) => Promise<T>} work
+   * @param {(copies: any[]) => Promise<T>} work
    * @returns {Promise<T>}
    */
-  function accepted(inputs, work) {
+  function withCopies(inputs, work) {
     /** @type {Spec[]} */
     const specs = signature.inputs;
-    const simple = specs.map((spec, k) => asDeclared(inputs[k], spec));
-    const exact = !host && inputs.length === specs.length && !simple.includes(undefined);
-    const given = exact ? simple : inputs.map((one) => (one?.gpuBuffer ? one : structuredClone(one)));
+    const declared = specs.map((spec, k) => asDeclared(inputs[k], spec));
+    const exact = !host && inputs.length === specs.length && !declared.includes(undefined);
+    const copies = exact ? declared : inputs.map((input) => (input?.gpuBuffer ? input : structuredClone(input)));
     method.runs++;
-    return inTurn(async () => work(exact ? given : (await import("./convert.js")).accept(name, given, specs, !host)));
+    return inTurn(async () => work(exact ? copies : (await import("./convert.js")).accept(name, copies, specs, !host)));
   }
 
   const method = {
     /** @type {{inputs: Spec[], outputs: Spec[]}} */
     signature,
     plans,
-    /** Whether one plan does it all, so that it can be started without waiting for the result. @type {boolean} */
+    /** Whether the method is a single plan; `start` needs that. @type {boolean} */
     inOnePlan: !host,
-    /** And resets: what states hold is as somebody left it, if this is what it was then. */
+    /** The number of runs and resets; while it is unchanged, so are the states. */
     runs: 0,
 
     /**
-     * Starts a run; inputs may be resident outputs of the one before.
+     * Starts a run; inputs may be resident outputs of the last one.
      * @param {any[]} inputs
      * @returns {Promise<Running>}
      */
     async start(inputs) {
       if (host) throw new ExecutionError(`${name} needs several plans: use run`);
-      const { outputs, done } = await accepted(inputs, (given) =>
-        plans[direct.plan].run(direct.inputs.map((/** @type {number} */ k) => given[k]), direct.outputs),
+      const { outputs, done } = await withCopies(inputs, (copies) =>
+        plans[direct.plan].run(direct.inputs.map((/** @type {number} */ k) => copies[k]), direct.outputs),
       );
-      const found = direct.outputs.map((/** @type {number} */ k) => outputs[k]);
+      const resident = direct.outputs.map((/** @type {number} */ k) => outputs[k]);
       return {
-        resident: () => found,
+        resident: () => resident,
         discard() {},
         async result() {
-          return Promise.all((await done).map((value, k) => fromDevice(signature.outputs[k].dtype, found[k], value)));
+          return Promise.all((await done).map((value, k) => fromDevice(signature.outputs[k].dtype, resident[k], value)));
         },
       };
     },
 
     /** @param {any[]} inputs @param {AbortSignal} [signal] @returns {Promise<any[]>} */
     async run(inputs, signal) {
-      return host ? accepted(inputs, (given) => host.run(given, signal)) : (await method.start(inputs)).result();
+      return host ? withCopies(inputs, (copies) => host.run(copies, signal)) : (await method.start(inputs)).result();
     },
 
-    /** States back to their first values. @returns {Promise<void>} */
+    /** Restores the initial states. @returns {Promise<void>} */
     reset() {
       method.runs++;
       return inTurn(async () => {
@@ -90,31 +91,31 @@ export function openMethod({ inTurn }, { name, signature, direct }, plans, host)
 }
 
 /**
- * A copy of an input; undefined where it is not just what was declared, or not of whole words.
- * @param {any} given
+ * Returns a copy of an input, or undefined if it needs conversion or padding to whole words.
+ * @param {any} input
  * @param {Spec} spec
  */
-function asDeclared(given, { dtype, device, shape, dynamic, value }) {
-  if (!dtype) return value === undefined && Number.isSafeInteger(given) ? given : undefined;
-  const { gpuBuffer, dtype: of, shape: sizes, data } = Object(given);
-  if (of !== (gpuBuffer ? device : dtype) || sizes.length !== shape.length) return undefined;
+function asDeclared(input, { dtype, device, shape, dynamic, value }) {
+  if (!dtype) return value === undefined && Number.isSafeInteger(input) ? input : undefined;
+  const { gpuBuffer, dtype: inputDtype, shape: sizes, data } = Object(input);
+  if (inputDtype !== (gpuBuffer ? device : dtype) || sizes.length !== shape.length) return undefined;
   if (!shape.every((n, k) => (dynamic ? sizes[k] <= n : sizes[k] === n))) return undefined;
-  if (gpuBuffer) return given;
+  if (gpuBuffer) return input;
   if (data?.constructor !== ARRAYS[/** @type {string} */ (device)] || data.length !== count(sizes)) return undefined;
   return data.byteLength % 4 ? undefined : { shape: sizes, data: data.slice() };
 }
 
 /**
- * Values that the GPU gave, in the program's type; an int is what it is.
+ * Returns values of the GPU as a tensor of the program's dtype; without a dtype, returns them unchanged.
  * @param {string} dtype
  * @param {any} output
  * @param {any} data
  */
 export async function fromDevice(dtype, { dtype: device, shape }, data) {
   if (!dtype) return data;
-  const found =
+  const converted =
     dtype === device ? data
     : dtype === "int64" ? BigInt64Array.from(data, BigInt)
     : (await import("./convert.js")).fromDevice(dtype, data);
-  return new Tensor(dtype, shape, found);
+  return new Tensor(dtype, shape, converted);
 }

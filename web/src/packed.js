@@ -1,10 +1,10 @@
-// Values and errors on their way between threads.
+// Values and errors as messages between threads.
 import * as errors from "./errors.js";
 
 /**
- * `value` with copies of its typed arrays, whose memory is moved instead of copied again: the caller keeps what he has.
+ * Returns `value` with copies of its typed arrays, whose buffers a message can transfer; the caller keeps the originals.
  * @param {any} value tensors, typed arrays, numbers, lists of these
- * @param {Transferable[]} moved is given the memory of the copies
+ * @param {Transferable[]} moved receives the buffers of the copies
  * @returns {any}
  */
 export function packed(value, moved) {
@@ -13,18 +13,18 @@ export function packed(value, moved) {
     moved.push(copy.buffer);
     return copy;
   }
-  if (Array.isArray(value)) return value.map((one) => packed(one, moved));
+  if (Array.isArray(value)) return value.map((item) => packed(item, moved));
   if (value?.dtype === undefined) return value;
   return { dtype: value.dtype, shape: [...value.shape], data: packed(value.data, moved) };
 }
 
-/** What `revive` makes an error of again. @type {(error: any) => {code: string, message: string}} */
-export const told = (error) =>
+/** Returns an error as a message, for `revive`. @type {(error: any) => {code: string, message: string}} */
+export const serialized = (error) =>
   typeof error?.code === "string" ? { code: error.code, message: error.message } : { code: "", message: String(error) };
 
 /**
- * The error that another thread told of. One that is not ours becomes a PtegpuError.
- * @param {{code: string, message: string}} told
+ * Returns the error of another thread; an error of any other class becomes a PtegpuError.
+ * @param {{code: string, message: string}} error
  * @returns {InstanceType<typeof errors.PtegpuError>}
  */
 export const revive = ({ code, message }) =>

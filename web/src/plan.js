@@ -1,4 +1,4 @@
-/** A plan on a GPU: one compute pass, one read back. */
+/** A plan on the GPU: one compute pass and one readback per run. */
 
 import { ARRAYS, count } from "./dtypes.js";
 import { InvalidInput } from "./errors.js";
@@ -6,26 +6,27 @@ import { InvalidInput } from "./errors.js";
 /** @typedef {import("./gpu.js").Resident} Resident */
 /** @typedef {ReturnType<typeof openPlan>} Plan */
 /**
- * What a run is. `key`: what its dispatches depend on; `number`: what a number of the plan is; `writes`: what goes into
- * which of its buffers before.
+ * A plan resolved for its inputs. `key`: determines the dispatches; `number`: returns the value of a number of the plan;
+ * `writes`: words to upload before the run.
  * @typedef {{key: string, family: any, dispatches: any[], number: (n: any) => number,
- *   writes: [buffer: number, at: number, words: any][]}} At
+ *   writes: [buffer: number, at: number, words: any][]}} ResolvedRun
  */
 
 /**
+ * Returns a plan that can run.
  * @param {import("./gpu.js").Gpu} gpu
  * @param {any} json
- * @param {any[]} kernels those of the variant
- * @param {(k: number) => GPUBuffer} buffer by its number in the variant
- * @param {((inputs: any[]) => At) | false} [sizes] without it, every run is the same
+ * @param {any[]} kernels of the variant
+ * @param {(k: number) => GPUBuffer} buffer returns a buffer by its number in the variant
+ * @param {((inputs: any[]) => ResolvedRun) | false} [resolve] unless all sizes are fixed
  */
-export function openPlan({ device, queue, check, compile, finish }, json, kernels, buffer, sizes) {
+export function openPlan({ device, queue, check, compile, finish }, json, kernels, buffer, resolve) {
   /** @type {GPUBuffer[]} */
   const buffers = json.at.map(buffer);
   const own = json.kernels.map((/** @type {number} */ k) => kernels[k]);
   const [only] = json.families;
   let runs = 0;
-  /** Of the launches. @type {string} */
+  /** The key of `launches`. @type {string} */
   let key;
   /** @type {[pipeline: GPUComputePipeline, group: GPUBindGroup, x: number, y: number][]} */
   let launches;
@@ -35,24 +36,24 @@ export function openPlan({ device, queue, check, compile, finish }, json, kernel
     kernels: own,
 
     /**
-     * One run: its outputs on the GPU, and, when it is done, the values of those that are read.
-     * @param {any[]} inputs ints, tensors on the GPU, or `{shape, data}` with data in the GPU's types and whole words
+     * Starts a run. Returns all outputs on the GPU; `done` resolves with the values of the outputs `read`.
+     * @param {any[]} inputs ints, tensors on the GPU, or `{shape, data}` with data in the GPU's types, padded to words
      * @param {number[]} read
      * @returns {Promise<{outputs: any[], done: Promise<any[]>}>}
      */
     async run(inputs, read) {
       check();
-      if (inputs.some((given) => given.gone?.()))
+      if (inputs.some((input) => input.gone?.()))
         throw new InvalidInput("a tensor on the GPU is gone: its method ran again");
       const {
         family = only,
         dispatches = only.steps.flatMap((/** @type {any} */ [choice]) => choice[1]),
         number = (n) => n,
         writes = [],
-        key: now = "",
-      } = sizes ? sizes(inputs) : /** @type {Partial<At>} */ ({});
+        key: newKey = "",
+      } = resolve ? resolve(inputs) : /** @type {Partial<ResolvedRun>} */ ({});
       for (const [to, at, words] of writes) queue.writeBuffer(buffers[to], at, words);
-      if (now !== key) {
+      if (newKey !== key) {
         launches = await Promise.all(
           dispatches.map(async (/** @type {any} */ dispatch) => {
             const [kernel, bindings, [x, y]] = dispatch;
@@ -67,15 +68,15 @@ export function openPlan({ device, queue, check, compile, finish }, json, kernel
             return [pipeline, dispatch.group, number(x), number(y)];
           }),
         );
-        key = now;
+        key = newKey;
       }
-      const turn = ++runs;
+      const run = ++runs;
       const outputs = family.outputs.map((/** @type {any} */ o) => {
         const { dtype } = o;
         if (!dtype) return number(o);
         const shape = o.shape.map(number);
         const size = (count(shape) * ARRAYS[dtype].BYTES_PER_ELEMENT + 3) & ~3; // whole words
-        return { gpuBuffer: buffers[o.buffer], dtype, shape, size, gone: () => turn !== runs };
+        return { gpuBuffer: buffers[o.buffer], dtype, shape, size, gone: () => run !== runs };
       });
       const encoder = device.createCommandEncoder();
       inputs.forEach(({ gpuBuffer, size, data }, k) => {
@@ -92,11 +93,11 @@ export function openPlan({ device, queue, check, compile, finish }, json, kernel
       pass.end();
       for (const [from, to, size] of json.copies) encoder.copyBufferToBuffer(buffers[from], 0, buffers[to], 0, size);
       const done = finish(encoder, read.map((k) => outputs[k]));
-      done.catch(() => {}); // whoever wants the result hears of it
+      done.catch(() => {}); // the error reaches callers that await `done`
       return { outputs, done };
     },
 
-    /** States back to their first bytes. */
+    /** Restores the initial states. */
     reset() {
       const encoder = device.createCommandEncoder();
       for (const [from, to] of json.resets)

@@ -1,9 +1,9 @@
-/** Numbers of a plan: rows of small arithmetic over the sizes of inputs and over ints. */
+/** The numbers of a plan: rows of arithmetic on input sizes and ints. */
 
 /** @typedef {[string, number, number]} Row */
 
 /** @type {(a: number, b: number) => number} */
-const rest = (a, b) => (b ? (((a % b) + b) % b) : 0);
+const modulo = (a, b) => (b ? (((a % b) + b) % b) : 0);
 
 /** @type {Record<string, (a: number, b: number) => number>} */
 const OPERATORS = {
@@ -12,8 +12,8 @@ const OPERATORS = {
   mul: (a, b) => a * b,
   min: Math.min,
   max: Math.max,
-  floordiv: (a, b) => (b ? (a - rest(a, b)) / b : 0), // exact, unlike the floor of a quotient
-  mod: rest,
+  floordiv: (a, b) => (b ? (a - modulo(a, b)) / b : 0), // exact, unlike the floor of a quotient
+  mod: modulo,
   div: (a, b) => (b ? a / b : 0),
   ceil: Math.ceil,
   floor: Math.floor,
@@ -24,20 +24,20 @@ const OPERATORS = {
 };
 
 /**
- * The values of all rows; NaN for an element that is not known here.
+ * Returns the values of all rows; NaN for an element of a tensor on the GPU.
  * @param {Row[]} rows
- * @param {any[]} inputs ints, or what has a `shape` and maybe `data`
+ * @param {any[]} inputs ints, or objects with a `shape` and, on the host, `data`
  * @returns {Float64Array}
  */
 export function evaluate(rows, inputs) {
-  const found = new Float64Array(rows.length);
+  const values = new Float64Array(rows.length);
   rows.forEach(([name, a, b], k) => {
-    found[k] =
+    values[k] =
       name === "const" ? a
       : name === "size" ? inputs[a].shape[b]
       : name === "int" ? inputs[a]
-      : name === "item" ? inputs[b].data?.[found[a]]
-      : OPERATORS[name](found[a], found[b]);
+      : name === "item" ? inputs[b].data?.[values[a]]
+      : OPERATORS[name](values[a], values[b]);
   });
-  return found;
+  return values;
 }

@@ -1,17 +1,18 @@
-/** A plan at given sizes: its family, its dispatches, and the numbers in them. */
+/** The resolution of a plan for its input sizes: the family, the dispatches, and their numbers. */
 
 import { IndexOutOfRange, InvalidInput } from "./index.js";
 import { evaluate } from "./rows.js";
 
-/** @typedef {import("./plan.js").At} At */
+/** @typedef {import("./plan.js").ResolvedRun} ResolvedRun */
 
 /**
- * What tells of a plan what runs for given inputs. It expects that this is what runs next.
+ * Returns a function that resolves a plan for its inputs. Each result must run before the next one is resolved: its
+ * `writes` hold only what differs from the last.
  * @param {any} json
- * @returns {(inputs: any[]) => At}
+ * @returns {(inputs: any[]) => ResolvedRun}
  */
 export function openSizes({ rows, keys, families, buffers, syms }) {
-  /** What was told last. @type {At} */
+  /** The last result. @type {ResolvedRun} */
   let last = /** @type {any} */ ({});
 
   return (inputs) => {
@@ -19,18 +20,18 @@ export function openSizes({ rows, keys, families, buffers, syms }) {
     /** @type {(n: any) => number} */
     const number = (n) => values[n[0]] ?? n;
 
-    /** The first whose guards hold. @type {(options: any[]) => any} */
-    const first = (options) => {
-      const one = options.find((o) => (o.guards ?? o[0]).every((/** @type {number} */ g) => values[g]));
-      const sizes = JSON.stringify(inputs.map((given) => given.shape ?? given));
-      const unknown = `the model was compiled without the sizes ${sizes}: name them with --size`;
-      const refusal = one ? one.refusal || one[2] : unknown;
+    /** Returns the first alternative whose guards hold. @type {(alternatives: any[]) => any} */
+    const first = (alternatives) => {
+      const match = alternatives.find((o) => (o.guards ?? o[0]).every((/** @type {number} */ g) => values[g]));
+      const sizes = JSON.stringify(inputs.map((input) => input.shape ?? input));
+      const unplanned = `the model was not compiled for the sizes ${sizes}: add them with --size`;
+      const refusal = match ? match.refusal || match[2] : unplanned;
       if (refusal) throw new InvalidInput(refusal);
-      return one;
+      return match;
     };
 
     let { family, dispatches } = last;
-    /** @type {At["writes"]} */
+    /** @type {ResolvedRun["writes"]} */
     const writes = [];
     const key = keys.map((/** @type {number} */ row) => values[row]).join();
     if (key !== last.key) {
@@ -47,8 +48,8 @@ export function openSizes({ rows, keys, families, buffers, syms }) {
     for (const bound of family.bounds ?? []) checkBound(bound, inputs, number);
     if (syms !== null) {
       const words = (family.words ?? []).map(number);
-      const wide = words.find((/** @type {number} */ n) => n !== (n | 0));
-      if (wide !== undefined) throw new InvalidInput(`${wide} does not fit int32, which the GPU computes with`);
+      const tooLarge = words.find((/** @type {number} */ n) => n !== (n | 0));
+      if (tooLarge !== undefined) throw new InvalidInput(`${tooLarge} does not fit int32, which the GPU computes with`);
       writes.push([syms, 0, Int32Array.from(words)]);
     }
     return (last = { key, family, dispatches, number, writes });
@@ -56,18 +57,19 @@ export function openSizes({ rows, keys, families, buffers, syms }) {
 }
 
 /**
- * Refuses an index that is outside, where the host knows it.
+ * Throws IndexOutOfRange if the host knows an index and it is out of range.
  * @param {any} bound
  * @param {any[]} inputs
- * @param {At["number"]} number
+ * @param {ResolvedRun["number"]} number
  */
 function checkBound({ kind, source, low, end, text, node, moves = [] }, inputs, number) {
-  const [least, past] = [low, end].map(number);
-  const all = kind === "int" ? [number(source)] : kind === "input" && inputs[source].data;
-  if (!all || moves.some((/** @type {any} */ m) => m.op !== "view")) return; // the kernels stay in their buffers
-  const bad = all.findIndex((/** @type {number} */ n) => !(n >= least && n < past));
+  const [lowest, upper] = [low, end].map(number);
+  const indices = kind === "int" ? [number(source)] : kind === "input" && inputs[source].data;
+  // Unknown on the host: the kernels clamp such indices to their buffers.
+  if (!indices || moves.some((/** @type {any} */ m) => m.op !== "view")) return;
+  const bad = indices.findIndex((/** @type {number} */ n) => !(n >= lowest && n < upper));
   if (bad >= 0) {
-    const what = text.replace("{}", all[bad]).replace("{}", bad);
-    throw new IndexOutOfRange(`${what} is out of range for ${node}, which takes ${least} to ${past - 1}`);
+    const description = text.replace("{}", indices[bad]).replace("{}", bad);
+    throw new IndexOutOfRange(`${description} is out of range for ${node}, which takes ${lowest} to ${upper - 1}`);
   }
 }

@@ -1,31 +1,31 @@
-// Chat templates as `tokenizer_config.json` gives them, rendered by npm @huggingface/jinja as Jinja2 does.
+// Chat templates from `tokenizer_config.json`, rendered by npm @huggingface/jinja with the behaviour of Jinja2.
 import { InvalidInput } from "./errors.js";
 
 /** @typedef {{role: string, content?: any, [more: string]: any}} Message */
 
-// What one conversation may take: expressions, and characters or items of one value. No real template comes near.
-const STEPS = 1e6, LONG = 1 << 24;
+// Limits for one conversation: evaluated expressions, and the length of a value. Real templates need far less.
+const MAX_STEPS = 1e6, MAX_LENGTH = 1 << 24;
 const DAYS = ["Sunday", "Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday"];
 const MONTHS = [
   "January", "February", "March", "April", "May", "June",
   "July", "August", "September", "October", "November", "December",
 ];
 
-/** A template with the special tokens that it may name: `bos_token`, `eos_token`, … */
+/** A template, with the special tokens that it may use: `bos_token`, `eos_token`, … */
 export class ChatTemplate {
   #library;
   #special;
   #program;
 
   /**
-   * @param {unknown} source a text, or a list of `{name, template}`, of which the default is taken
+   * @param {unknown} source a text, or a list of `{name, template}`, of which "default" or the first is used
    * @param {Record<string, string>} special
-   * @param {any} library npm @huggingface/jinja; tsc does not find its types
+   * @param {any} library npm @huggingface/jinja, whose types tsc does not find
    */
   constructor(source, special, library) {
     this.#library = library;
     this.#special = special;
-    const text = chosen(source);
+    const text = templateText(source);
     try {
       this.#program = new library.Template(text).parsed;
     } catch (error) {
@@ -34,18 +34,18 @@ export class ChatTemplate {
   }
 
   /**
-   * The conversation as the model was trained to see it.
+   * Returns the conversation in the format that the model was trained on.
    * @param {Message[]} messages
    * @param {{addGenerationPrompt?: boolean}} [options]
    * @returns {string}
    */
   render(messages, { addGenerationPrompt = true } = {}) {
     const environment = new this.#library.Environment();
-    const given = { messages, add_generation_prompt: addGenerationPrompt, tools: null, documents: null };
-    const named = Object.entries({ ...GLOBALS, ...this.#special, ...given });
+    const conversation = { messages, add_generation_prompt: addGenerationPrompt, tools: null, documents: null };
+    const variables = Object.entries({ ...GLOBALS, ...this.#special, ...conversation });
     try {
-      for (const [name, value] of named) environment.set(name, value);
-      return interpreter(this.#library, environment).run(this.#program).value;
+      for (const [name, value] of variables) environment.set(name, value);
+      return createInterpreter(this.#library, environment).run(this.#program).value;
     } catch (error) {
       throw new InvalidInput(`the chat template refuses this conversation: ${/** @type {Error} */ (error).message}`);
     }
@@ -53,25 +53,26 @@ export class ChatTemplate {
 }
 
 /**
- * As Jinja2: nothing can be asked of what is undefined, and a loop over it is one over nothing.
+ * Returns an interpreter with Jinja2's undefined values: reading an attribute of one throws, a loop over one is empty.
  * @param {any} library
  * @param {any} environment
  */
-function interpreter({ Environment, Interpreter }, environment) {
-  const made = new Interpreter(environment), evaluate = made.evaluate.bind(made);
-  const asked = new WeakSet(), looped = new WeakSet();
+function createInterpreter({ Environment, Interpreter }, environment) {
+  const interpreter = new Interpreter(environment), evaluate = interpreter.evaluate.bind(interpreter);
+  const objects = new WeakSet(), iterables = new WeakSet(); // nodes with an attribute read, nodes looped over
   let steps = 0;
-  made.evaluate = (/** @type {any} */ node, /** @type {any} */ scope) => {
-    if (++steps > STEPS) throw new Error("it takes too long");
-    if (node?.type === "MemberExpression") asked.add(node.object);
-    if (node?.type === "For") looped.add(node.iterable.type === "SelectExpression" ? node.iterable.lhs : node.iterable);
+  interpreter.evaluate = (/** @type {any} */ node, /** @type {any} */ scope) => {
+    if (++steps > MAX_STEPS) throw new Error("it takes too long");
+    if (node?.type === "MemberExpression") objects.add(node.object);
+    if (node?.type === "For")
+      iterables.add(node.iterable.type === "SelectExpression" ? node.iterable.lhs : node.iterable);
     const value = evaluate(node, scope);
-    if (value?.value?.length > LONG) throw new Error("it makes a text that is too long");
+    if (value?.value?.length > MAX_LENGTH) throw new Error("it makes a text that is too long");
     if (!node || value.type !== "UndefinedValue") return value;
-    if (asked.has(node)) throw new Error(`${nameOf(node)} is undefined`);
-    return looped.has(node) ? new Environment().set("nothing", []) : value;
+    if (objects.has(node)) throw new Error(`${nameOf(node)} is undefined`);
+    return iterables.has(node) ? new Environment().set("empty", []) : value;
   };
-  return made;
+  return interpreter;
 }
 
 /** @type {(node: any) => string} */
@@ -84,7 +85,7 @@ const GLOBALS = {
   range(start, end, step = 1) {
     if (end === undefined) [start, end] = [0, start];
     if (!step) throw new Error("range() arg 3 must not be zero");
-    if ((end - start) / step > STEPS) throw new Error("it takes too long");
+    if ((end - start) / step > MAX_STEPS) throw new Error("it takes too long");
     return Array.from({ length: Math.max(0, Math.ceil((end - start) / step)) }, (_, k) => start + k * step);
   },
   /** @param {string} message */
@@ -95,31 +96,32 @@ const GLOBALS = {
   strftime_now: (form) => strftime(new Date(), form),
 };
 
-/** @param {unknown} source */
-function chosen(source) {
+/** Returns the template's text, of a list the default's. @param {unknown} source */
+function templateText(source) {
   if (typeof source === "string") return source;
-  const named = Array.isArray(source) ? source.filter((t) => t?.name !== undefined && t.template !== undefined) : [];
-  if (!named.length) throw new InvalidInput("the chat template is neither a text nor a list of named texts");
-  return String((named.find((t) => t.name === "default") ?? named[0]).template);
+  const templates = Array.isArray(source) ? source.filter((t) => t?.name !== undefined && t.template !== undefined) : [];
+  if (!templates.length) throw new InvalidInput("the chat template is neither a text nor a list of named texts");
+  return String((templates.find((t) => t.name === "default") ?? templates[0]).template);
 }
 
 /**
- * As Python's, in English; what it does not know stays as it is.
+ * Formats a date as Python's strftime does, in English; unknown directives stay as they are.
  * @param {Date} date
  * @param {string} form
  */
 export function strftime(date, form) {
-  const two = (/** @type {number} */ n) => String(n).padStart(2, "0");
+  const twoDigits = (/** @type {number} */ n) => String(n).padStart(2, "0");
   const [year, month, day, hour] = [date.getFullYear(), date.getMonth(), date.getDate(), date.getHours()];
-  const clock = `${two(hour)}:${two(date.getMinutes())}`;
+  const clock = `${twoDigits(hour)}:${twoDigits(date.getMinutes())}`;
   const days = Math.round((Date.UTC(year, month, day) - Date.UTC(year, 0, 1)) / 864e5);
   /** @type {Record<string, string>} */
   const parts = {
-    Y: String(year), y: two(year % 100), m: two(month + 1), d: two(day), e: String(day).padStart(2),
+    Y: String(year), y: twoDigits(year % 100), m: twoDigits(month + 1), d: twoDigits(day), e: String(day).padStart(2),
     B: MONTHS[month], b: MONTHS[month].slice(0, 3), A: DAYS[date.getDay()], a: DAYS[date.getDay()].slice(0, 3),
-    H: two(hour), I: two(hour % 12 || 12), M: clock.slice(3), S: two(date.getSeconds()), p: hour < 12 ? "AM" : "PM",
-    j: String(days + 1).padStart(3, "0"), F: `${year}-${two(month + 1)}-${two(day)}`, R: clock,
-    T: `${clock}:${two(date.getSeconds())}`, "%": "%",
+    H: twoDigits(hour), I: twoDigits(hour % 12 || 12), M: clock.slice(3), S: twoDigits(date.getSeconds()),
+    p: hour < 12 ? "AM" : "PM",
+    j: String(days + 1).padStart(3, "0"), F: `${year}-${twoDigits(month + 1)}-${twoDigits(day)}`, R: clock,
+    T: `${clock}:${twoDigits(date.getSeconds())}`, "%": "%",
   };
   return form.replace(/%(-?)([A-Za-z%])/g, (all, bare, name) => {
     const part = parts[name];

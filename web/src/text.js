@@ -1,19 +1,19 @@
-// Between text and tokens. `Detokenizer` gives out whole characters only; `StopStrings` gives out nothing that may
-// still turn out to be the beginning of a stop string. Nothing here knows of a GPU.
+// Conversion between text and tokens. `Detokenizer` returns complete characters only; `StopStrings` holds back text
+// that may be the beginning of a stop string. Independent of the GPU.
 import { InvalidInput } from "./errors.js";
 
 /** @typedef {import("./template.js").Message} Message */
 /** @typedef {{decode(tokens: number[]): string}} Decoder */
 
-const CONTEXT = 8; // tokens of the prompt that decide how the first new ones are written: with a space before, say
-const INCOMPLETE = "\ufffd"; // what an incomplete character is decoded to
+const CONTEXT = 8; // last tokens of the prompt; they decide, say, whether the first new token begins with a space
+const INCOMPLETE = "\ufffd"; // the decoder's output for an incomplete character
 
-/** A `tokenizer.json` with what `tokenizer_config.json` says about special tokens and chats. */
+/** A tokenizer from `tokenizer.json`, with the special tokens and chat template of `tokenizer_config.json`. */
 export class Tokenizer {
   #library;
   #addsBos;
 
-  /** Use `Tokenizer.open`.
+  /** Creates a tokenizer from loaded parts; call `Tokenizer.open` instead.
    * @param {import("@huggingface/tokenizers").Tokenizer} library
    * @param {Record<string, any>} config
    * @param {import("./template.js").ChatTemplate | null} chat
@@ -21,7 +21,7 @@ export class Tokenizer {
   constructor(library, config, chat) {
     this.#library = library;
     this.#addsBos = Boolean(config.add_bos_token);
-    /** The chat template; null if there is none. */
+    /** The chat template, or null. */
     this.chat = chat;
     const special = specialTokens(config);
     this.bos = this.idOf(special.bos_token);
@@ -29,7 +29,7 @@ export class Tokenizer {
   }
 
   /**
-   * From what the files hold: `tokenizer.json`, `tokenizer_config.json`, `chat_template.jinja`.
+   * Returns a tokenizer from the contents of `tokenizer.json`, `tokenizer_config.json` and `chat_template.jinja`.
    * @param {object} json
    * @param {Record<string, any>} [config]
    * @param {string | null} [template]
@@ -41,15 +41,15 @@ export class Tokenizer {
       source, specialTokens(config), await import("./jinja.js"),
     ) : null;
     try {
-      // What the library would take from the config, Python's does not.
+      // Without the real config: the Python library ignores settings that this library would read from it.
       return new Tokenizer(new library.Tokenizer(json, { clean_up_tokenization_spaces: false }), config, chat);
     } catch (error) {
-      throw new InvalidInput(`the tokenizer is not one that can be used: ${/** @type {Error} */ (error).message}`);
+      throw new InvalidInput(`unsupported tokenizer: ${/** @type {Error} */ (error).message}`);
     }
   }
 
   /**
-   * The id of a token by its text; null if there is none.
+   * Returns the id of the token with this text, or null.
    * @param {string | undefined} token
    * @returns {number | null}
    */
@@ -58,7 +58,7 @@ export class Tokenizer {
   }
 
   /**
-   * The tokens of a text, with the special ones that the tokenizer puts around it.
+   * Returns the tokens of a text, with the special tokens that the tokenizer adds around it.
    * @param {string} text
    */
   encode(text) {
@@ -67,34 +67,34 @@ export class Tokenizer {
   }
 
   /**
-   * The tokens of a conversation, up to where the model's next message begins.
+   * Returns the tokens of a conversation, up to the beginning of the model's next message.
    * @param {Message[]} messages
    */
   encodeChat(messages) {
     if (!this.chat)
-      throw new InvalidInput("this model cannot chat: it has no chat template; give it a text to continue");
+      throw new InvalidInput("this model cannot chat, because it has no chat template: pass a text to continue");
     return this.#encode(this.chat.render(messages), false);
   }
 
   /**
-   * The text of tokens, without special ones; an incomplete character is U+FFFD.
+   * Returns the text of tokens, without special tokens; an incomplete character becomes U+FFFD.
    * @param {number[]} tokens
    * @returns {string}
    */
   decode(tokens) {
-    const known = tokens.filter((id) => this.#library.id_to_token(id) !== undefined);
-    return known.length ? this.#library.decode(known, { skip_special_tokens: true }) : "";
+    const valid = tokens.filter((id) => this.#library.id_to_token(id) !== undefined);
+    return valid.length ? this.#library.decode(valid, { skip_special_tokens: true }) : "";
   }
 
   /** @param {string} text @param {boolean} special @returns {number[]} */
   #encode(text, special) {
-    // A character that the vocabulary lacks has no id where there is no token for the unknown.
+    // Without an unknown token, the library returns undefined for characters outside the vocabulary.
     const { ids } = this.#library.encode(text, { add_special_tokens: special });
     return ids.filter((/** @type {number | undefined} */ id) => id !== undefined);
   }
 }
 
-/** The texts of special tokens: `"<s>"`, or `{"content": "<s>", …}`.
+/** Returns the texts of special tokens, which the config writes as `"<s>"` or `{"content": "<s>", …}`.
  * @param {Record<string, any>} config
  * @returns {Record<string, string>}
  */
@@ -104,51 +104,51 @@ function specialTokens(config) {
   return Object.fromEntries(texts.filter(([, text]) => typeof text === "string"));
 }
 
-/** Text from tokens that come one by one. What `push` returns, joined, is what decoding them all at once gives. */
+/** An incremental decoder. The results of `push` and `finish`, joined, equal decoding all tokens at once. */
 export class Detokenizer {
   #decoder;
   /** @type {number[]} */
   #tokens;
-  #known; // tokens whose text was given out
-  #shown;
+  #returned; // how many of `#tokens` have had their text returned
+  #text; // the text of these
 
   /** @param {Decoder} decoder @param {number[]} [prompt] */
   constructor(decoder, prompt = []) {
     this.#decoder = decoder;
     this.#tokens = prompt.slice(-CONTEXT);
     if (decoder.decode(this.#tokens).endsWith(INCOMPLETE)) this.#tokens = [];
-    this.#known = this.#tokens.length;
-    this.#shown = decoder.decode(this.#tokens);
+    this.#returned = this.#tokens.length;
+    this.#text = decoder.decode(this.#tokens);
   }
 
-  /** The characters that this token completes.
+  /** Returns the characters that this token completes.
    * @param {number} token
    */
   push(token) {
     this.#tokens.push(token);
     const text = this.#decoder.decode(this.#tokens);
-    return text.endsWith(INCOMPLETE) ? "" : this.#give(text);
+    return text.endsWith(INCOMPLETE) ? "" : this.#advance(text);
   }
 
-  /** What is left, complete or not. */
+  /** Returns the rest of the text, complete or not. */
   finish() {
-    return this.#give(this.#decoder.decode(this.#tokens));
+    return this.#advance(this.#decoder.decode(this.#tokens));
   }
 
   /** @param {string} text */
-  #give(text) {
-    const fresh = text.slice(this.#shown.length);
-    if (fresh) this.#tokens = this.#tokens.slice(this.#known); // enough to write the next one correctly
-    this.#known = this.#tokens.length;
-    this.#shown = this.#decoder.decode(this.#tokens);
+  #advance(text) {
+    const fresh = text.slice(this.#text.length);
+    if (fresh) this.#tokens = this.#tokens.slice(this.#returned); // enough context for the next token
+    this.#returned = this.#tokens.length;
+    this.#text = this.#decoder.decode(this.#tokens);
     return fresh;
   }
 }
 
-/** Text passes through until one of the stop strings is complete; neither it nor a part of it does. */
+/** A filter that passes text through up to the first complete stop string, which it removes. */
 export class StopStrings {
   #stops;
-  #held = "";
+  #pending = ""; // may end with the beginning of a stop string
   stopped = false;
 
   /** @param {string[]} stops */
@@ -156,36 +156,36 @@ export class StopStrings {
     this.#stops = stops.filter((stop) => stop);
   }
 
-  /** The text that is certainly before any stop string.
+  /** Returns the text that no stop string can include any more.
    * @param {string} text
    */
   push(text) {
     if (this.stopped) return "";
-    this.#held += text;
+    this.#pending += text;
     let end = Infinity, first = -1;
     for (const stop of this.#stops) {
-      const at = this.#held.indexOf(stop), until = at + stop.length;
-      if (at >= 0 && (until < end || (until === end && at < first))) [end, first] = [until, at];
+      const at = this.#pending.indexOf(stop), stopEnd = at + stop.length;
+      if (at >= 0 && (stopEnd < end || (stopEnd === end && at < first))) [end, first] = [stopEnd, at];
     }
     this.stopped = first >= 0;
     if (this.stopped) return this.#take(first);
-    return this.#take(this.#held.length - Math.max(0, ...this.#stops.map((stop) => overlap(this.#held, stop))));
+    return this.#take(this.#pending.length - Math.max(0, ...this.#stops.map((stop) => overlap(this.#pending, stop))));
   }
 
-  /** What was held back, as nothing comes any more. */
+  /** Returns the text held back, at the end of the input. */
   finish() {
-    return this.stopped ? "" : this.#take(this.#held.length);
+    return this.stopped ? "" : this.#take(this.#pending.length);
   }
 
   /** @param {number} count */
   #take(count) {
-    const taken = this.#held.slice(0, count);
-    this.#held = this.#held.slice(count);
-    return taken;
+    const text = this.#pending.slice(0, count);
+    this.#pending = this.#pending.slice(count);
+    return text;
   }
 }
 
-/** How many characters at the end of `text` may be the beginning of `stop`.
+/** Returns how many characters at the end of `text` may be the beginning of `stop`.
  * @type {(text: string, stop: string) => number}
  */
 function overlap(text, stop) {

@@ -1,3 +1,3 @@
-// The one place that names this package: a site has it bundled, under the same name. All of it is passed on, as bundlers
-// refuse names that they do not find where this optional package is not installed.
+// The only import of this optional package, which a site bundles under the same file name. `export *`, because bundlers
+// reject named exports of a package that is not installed.
 export * from "@huggingface/tokenizers";

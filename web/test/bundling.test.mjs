@@ -1,4 +1,4 @@
-// The package in a bundler: `ptegpu/worker` builds where the optional packages are not installed.
+// The package in a bundler: `ptegpu/worker` builds without the optional packages.
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { fileURLToPath } from "node:url";
@@ -6,14 +6,14 @@ import { build } from "esbuild";
 
 const PEERS = /^@huggingface\/(jinja|tokenizers)$/;
 
-test("without the optional packages, as Vite stands in for them", async () => {
-  const asked = new Set();
+test("builds with Vite's stand-ins for the optional packages", async () => {
+  const stubbed = new Set();
   const absent = {
     name: "absent",
     setup(build) {
       build.onResolve({ filter: PEERS }, ({ path }) => ({ path, namespace: "absent" }));
       build.onLoad({ filter: PEERS, namespace: "absent" }, ({ path }) => {
-        asked.add(path);
+        stubbed.add(path);
         return { contents: `export default {}; throw new Error("Could not resolve ${path}");` };
       });
     },
@@ -22,5 +22,5 @@ test("without the optional packages, as Vite stands in for them", async () => {
   const options = { bundle: true, write: false, format: "esm", logLevel: "silent", plugins: [absent] };
   const { errors, warnings } = await build({ entryPoints: [entry], ...options });
   assert.deepEqual([errors, warnings], [[], []]);
-  assert.deepEqual([...asked].sort(), ["@huggingface/jinja", "@huggingface/tokenizers"]);
+  assert.deepEqual([...stubbed].sort(), ["@huggingface/jinja", "@huggingface/tokenizers"]);
 });

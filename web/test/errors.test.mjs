@@ -3,7 +3,7 @@ import { test } from "node:test";
 import * as errors from "../src/errors.js";
 import { revive } from "../src/packed.js";
 
-test("an error says its class by name and code, also when it is revived", () => {
+test("name and code of an error are its class, also after a message between threads", () => {
   const kinds = Object.entries(errors);
   assert.equal(kinds.length, 12);
   for (const [name, kind] of kinds) {
@@ -11,9 +11,9 @@ test("an error says its class by name and code, also when it is revived", () => 
     assert.equal(error.code, name);
     assert.equal(String(error), `${name}: what, where, what to do`);
     assert.ok(error.stack.startsWith(String(error)));
-    const again = revive({ code: error.code, message: error.message });
-    assert.equal(again.constructor, kind);
-    assert.equal(again.message, error.message);
+    const revived = revive({ code: error.code, message: error.message });
+    assert.equal(revived.constructor, kind);
+    assert.equal(revived.message, error.message);
   }
   assert.ok(new errors.IndexOutOfRange("") instanceof errors.InvalidInput);
 });

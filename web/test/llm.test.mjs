@@ -1,5 +1,5 @@
-// Language models without a GPU: settings, tokens, texts and templates as Python has them (llm.json, made by
-// tests/web/llm_fixture.py), and what a model does with its cache, on a program that is not one.
+// Language models without a GPU: settings, tokens, texts and templates equal Python's (llm.json, written by
+// tests/web/llm_fixture.py); generation and the cache run on a fake program.
 import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
 import { test } from "node:test";
@@ -14,26 +14,26 @@ const python = JSON.parse(read("llm.json"));
 const json = (name) => JSON.parse(demo(name));
 const demo = (name) => read("../../src/ptegpu/demo/" + name);
 
-const camel = (given) =>
-  Object.fromEntries(Object.entries(given).map(([k, v]) => [k.replace(/_(.)/g, (_, c) => c.toUpperCase()), v]));
+const camelCase = (settings) =>
+  Object.fromEntries(Object.entries(settings).map(([k, v]) => [k.replace(/_(.)/g, (_, c) => c.toUpperCase()), v]));
 const refuses = (work, message) => assert.throws(work, { name: "InvalidInput", message });
 
-test("settings are the words that Python gives the GPU", () => {
-  for (const { given, how, words } of python.settings) {
-    const chosen = new Sampling({ seed: 7, ...camel(given) });
-    assert.equal(chosen.how, how);
-    assert.deepEqual([0, 300].map((step) => [...chosen.words(step)]), words, JSON.stringify(given));
+test("settings become the same words as in Python", () => {
+  for (const { given: settings, how: flags, words } of python.settings) {
+    const sampling = new Sampling({ seed: 7, ...camelCase(settings) });
+    assert.equal(sampling.flags, flags);
+    assert.deepEqual([0, 300].map((step) => [...sampling.words(step)]), words, JSON.stringify(settings));
   }
 });
 
-test("settings that are none", () => {
+test("invalid settings are refused", () => {
   refuses(() => new Sampling({ temperature: -1 }), "temperature must be at least 0, not -1");
   refuses(() => new Sampling({ temperature: NaN }), "temperature must be at least 0, not NaN");
-  refuses(() => new Sampling({ topK: 1.5 }), "topK must be a whole number of at least 0, not 1.5");
+  refuses(() => new Sampling({ topK: 1.5 }), "topK must be an integer of at least 0, not 1.5");
   refuses(() => new Sampling({ topP: 0 }), "topP must be above 0 and at most 1, not 0");
   refuses(() => new Sampling({ minP: 2 }), "minP must be at least 0 and at most 1, not 2");
   refuses(() => new Sampling({ repeatPenalty: 0 }), "repeatPenalty must be above 0, not 0");
-  refuses(() => new Sampling({ seed: 2 ** 32 }), "seed must be a whole number from 0 to 4294967295, not 4294967296");
+  refuses(() => new Sampling({ seed: 2 ** 32 }), "seed must be an integer from 0 to 4294967295, not 4294967296");
   refuses(() => new Sampling({ temperature: "1" }), "temperature must be at least 0, not 1");
   const { seed } = new Sampling();
   assert.ok(Number.isInteger(seed) && seed !== new Sampling().seed);
@@ -41,7 +41,7 @@ test("settings that are none", () => {
 
 const tales = await Tokenizer.open(json("tales.tokenizer.json"), json("tales.tokenizer_config.json"));
 
-test("the tale-teller's tokens are Python's", () => {
+test("the demo's tokens are Python's", () => {
   const lines = demo("tales.heldout.txt").split("\n");
   python.tales.lines.forEach((ids, k) => assert.deepEqual(tales.encode(lines[k]), ids));
   for (const [text, ids] of python.tales.odd) assert.deepEqual(tales.encode(text), ids, text);
@@ -52,44 +52,44 @@ test("the tale-teller's tokens are Python's", () => {
   assert.equal(tales.decode([99999]), "");
 });
 
-test("characters come whole, when Python gives them out", async () => {
+test("the detokenizer returns complete characters at the same tokens as Python's", async () => {
   for (const [name, { json, texts }] of Object.entries(python.tokenizers)) {
     const tokenizer = await Tokenizer.open(json);
     for (const { text, tokens, pieces, cut } of texts) {
       assert.deepEqual(tokenizer.encode(text), tokens);
       const after = new Detokenizer(tokenizer, tokenizer.encode("Hello"));
       assert.deepEqual(tokens.map((t) => after.push(t)), pieces);
-      const alone = new Detokenizer(tokenizer);
-      const found = [...tokens.slice(0, -1).map((t) => alone.push(t)), alone.finish()];
-      // Of bytes that are no character, Python's tokenizer makes one U+FFFD each.
-      const ends = (pieces) => (name === "byte-fallback" ? pieces.join("").replace(/\ufffd+$/, "\ufffd") : pieces);
-      assert.deepEqual(ends(found), ends(cut));
+      const unprompted = new Detokenizer(tokenizer);
+      const actual = [...tokens.slice(0, -1).map((t) => unprompted.push(t)), unprompted.finish()];
+      // Python's tokenizer writes one U+FFFD for each byte of an incomplete character, this library one for all.
+      const normalized = (pieces) => (name === "byte-fallback" ? pieces.join("").replace(/\ufffd+$/, "\ufffd") : pieces);
+      assert.deepEqual(normalized(actual), normalized(cut));
     }
   }
 });
 
-test("special tokens", async () => {
+test("special tokens come from tokenizer_config.json", async () => {
   const { json } = python.tokenizers["byte-level"];
   const config = { bos_token: { content: "<s>" }, eos_token: "</s>", pad_token: null, add_bos_token: true };
-  const made = await Tokenizer.open(json, config);
-  assert.deepEqual([made.bos, made.eos], [0, 1]);
-  assert.equal(made.encode("fox")[0], 0);
-  assert.deepEqual(made.encode(""), [0]);
-  assert.equal(made.decode([...made.encode("fox"), 1]), "fox");
+  const tokenizer = await Tokenizer.open(json, config);
+  assert.deepEqual([tokenizer.bos, tokenizer.eos], [0, 1]);
+  assert.equal(tokenizer.encode("fox")[0], 0);
+  assert.deepEqual(tokenizer.encode(""), [0]);
+  assert.equal(tokenizer.decode([...tokenizer.encode("fox"), 1]), "fox");
   assert.notEqual((await Tokenizer.open(json, { bos_token: "<s>" })).encode("fox")[0], 0);
   await assert.rejects(Tokenizer.open({}), { name: "InvalidInput" });
 });
 
-test("stop strings end the text wherever it is cut", () => {
-  for (const { stops, given, shown, stopped } of python.stops) {
-    const passing = new StopStrings(stops);
-    const found = given.map((piece) => passing.push(piece));
-    assert.deepEqual([...found, passing.finish()], shown, JSON.stringify([stops, given]));
-    assert.equal(passing.stopped, stopped);
+test("stop strings end the text however it is cut into pieces", () => {
+  for (const { stops, given: pieces, shown, stopped } of python.stops) {
+    const filter = new StopStrings(stops);
+    const passed = pieces.map((piece) => filter.push(piece));
+    assert.deepEqual([...passed, filter.finish()], shown, JSON.stringify([stops, pieces]));
+    assert.equal(filter.stopped, stopped);
   }
 });
 
-/** As `rendered` of the fixture; of errors, the beginning of those that are not the template's own. */
+/** Returns a conversation's text, or `{error}`, as `rendered` in the fixture. */
 function rendered(source, messages, addGenerationPrompt = true) {
   try {
     return new ChatTemplate(source, python.special, jinja).render(messages, { addGenerationPrompt });
@@ -99,41 +99,42 @@ function rendered(source, messages, addGenerationPrompt = true) {
   }
 }
 
-function same(found, wanted, what) {
-  const foreign = /: (list object has no element|'?[\w.]+'? is undefined).*|(?<=invalid:).*/; // each in its own words
+function assertSame(actual, expected, label) {
+  // The libraries' own messages differ.
+  const foreign = /: (list object has no element|'?[\w.]+'? is undefined).*|(?<=invalid:).*/;
   const own = (result) => result.error?.replace(foreign, "") ?? result;
-  assert.deepEqual(own(found), own(wanted), what);
-  assert.equal(typeof found, typeof wanted, what);
+  assert.deepEqual(own(actual), own(expected), label);
+  assert.equal(typeof actual, typeof expected, label);
 }
 
-test("templates in the style of real ones give what Jinja2 gives", () => {
-  for (const [name, all] of Object.entries(python.templates)) {
+test("templates in the style of real models render as in Jinja2", () => {
+  for (const [name, conversations] of Object.entries(python.templates)) {
     const source = read(`templates/${name}.jinja`);
-    all.forEach((both, k) =>
-      both.forEach((wanted, p) => same(rendered(source, python.conversations[k], !p), wanted, `${name} ${k} ${p}`)),
+    conversations.forEach((texts, k) =>
+      texts.forEach((text, p) => assertSame(rendered(source, python.conversations[k], !p), text, `${name} ${k} ${p}`)),
     );
   }
-  for (const [name, wanted] of Object.entries(python.parts))
-    same(rendered(read(`templates/${name}.jinja`), python.messages.parts), wanted, name);
-  for (const [source, wanted] of python.snippets) same(rendered(source, python.messages.snippets), wanted, source);
-  for (const [source, wanted] of python.refused) same(rendered(source, python.messages.refused), wanted, source);
+  for (const [name, text] of Object.entries(python.parts))
+    assertSame(rendered(read(`templates/${name}.jinja`), python.messages.parts), text, name);
+  for (const [source, text] of python.snippets) assertSame(rendered(source, python.messages.snippets), text, source);
+  for (const [source, error] of python.refused) assertSame(rendered(source, python.messages.refused), error, source);
 });
 
-test("which template", async () => {
+test("a chat template comes from the config, a list or a file", async () => {
   const { json } = python.tokenizers["byte-level"];
   const messages = [{ role: "user", content: "fox" }];
   const template = "{{ bos_token }}{{ messages[0].content }}";
   const named = [{ name: "tools", template: "no" }, { name: "default", template }];
   const config = { bos_token: "<s>", chat_template: named, add_bos_token: true };
-  const made = await Tokenizer.open(json, config);
-  assert.deepEqual(made.encodeChat(messages), [0, ...made.encode("fox").slice(1)]);
-  assert.deepEqual((await Tokenizer.open(json, config, "fox")).encodeChat([]), made.encode("fox").slice(1));
-  const message = "this model cannot chat: it has no chat template; give it a text to continue";
+  const tokenizer = await Tokenizer.open(json, config);
+  assert.deepEqual(tokenizer.encodeChat(messages), [0, ...tokenizer.encode("fox").slice(1)]);
+  assert.deepEqual((await Tokenizer.open(json, config, "fox")).encodeChat([]), tokenizer.encode("fox").slice(1));
+  const message = "this model cannot chat, because it has no chat template: pass a text to continue";
   refuses(() => tales.encodeChat(messages), message);
   refuses(() => new ChatTemplate({ a: 1 }, {}, jinja), "the chat template is neither a text nor a list of named texts");
 });
 
-test("a template that takes too much is refused", () => {
+test("a template that exceeds the limits is refused", () => {
   const long = "{% for a in range(2000) %}{% for b in range(2000) %}{{ a }}{% endfor %}{% endfor %}";
   const wide = "{% set n = namespace(x='abcdefgh') %}{% for a in range(40) %}{% set n.x = n.x ~ n.x %}{% endfor %}";
   const refused = "the chat template refuses this conversation: it ";
@@ -142,20 +143,19 @@ test("a template that takes too much is refused", () => {
   assert.deepEqual(rendered(wide, []), { error: `${refused}makes a text that is too long` });
 });
 
-test("dates are Python's", () => {
+test("dates are formatted as in Python", () => {
   const date = new Date(2024, 1, 9, 13, 5, 7);
   assert.equal(strftime(date, "%d %b %Y|%B %-d, %y|%A %a|%H:%M:%S|%I %p|%j|%F|%T|%%|%q"),
     "09 Feb 2024|February 9, 24|Friday Fri|13:05:07|01 PM|040|2024-02-09|13:05:07|%|%q");
 });
 
-// A program that is not one: the token after others is a sum of all that its cache holds, of the seed and the step. It
-// remembers what it was given.
+// A fake program. The next token is a weighted sum of the tokens in its cache, the seed and the step. It records its calls.
 const VOCABULARY = 50, CONTEXT = 40;
 
 class Fake {
   calls = [];
-  live = 0; // results that were not asked for yet
-  most = 0;
+  live = 0; // results not yet awaited or discarded
+  maxLive = 0;
   cache = [];
   bad = Infinity; // the position whose logits are not finite
   fails = false;
@@ -190,22 +190,22 @@ class Fake {
     return this.#call(inputs).result();
   }
 
-  #call([tokens, position, settings, seen, how, targets]) {
+  #call([tokens, position, settings, penalised, flags, targets]) {
     this.runs++;
     assert.deepEqual([settings.shape, targets.shape, position.dtype], [[8], [1, 0], "int32"]);
     const resident = tokens.resident !== undefined, at = position.data[0];
-    if (resident) assert.equal(tokens.run, this.runs - 1, "the tensor is no longer there");
+    if (resident) assert.equal(tokens.run, this.runs - 1, "the tensor was overwritten");
     else assert.deepEqual([tokens.dtype, tokens.shape], ["int64", [1, tokens.data.length]]);
-    const given = resident ? [tokens.resident] : [...tokens.data].map(Number);
-    assert.ok(given.length <= this.language.chunk && at + given.length <= CONTEXT, "does not fit");
+    const ids = resident ? [tokens.resident] : [...tokens.data].map(Number);
+    assert.ok(ids.length <= this.language.chunk && at + ids.length <= CONTEXT, "too many tokens");
     assert.ok(at <= this.cache.length, "a hole in the cache");
-    this.cache.splice(at, Infinity, ...given);
-    const bits = how & 16 ? [...seen.data].reduce((sum, word) => sum + (word >>> 0), 0) : 0;
+    this.cache.splice(at, Infinity, ...ids);
+    const bits = flags & 16 ? [...penalised.data].reduce((sum, word) => sum + (word >>> 0), 0) : 0;
     const sum = this.cache.reduce((all, token, k) => all + token * (k + 3), 0);
-    const next = how ? (sum + settings.data[6] * 7 + settings.data[7] + bits) % this.language.vocabulary : 0;
+    const next = flags ? (sum + settings.data[6] * 7 + settings.data[7] + bits) % this.language.vocabulary : 0;
     const logprob = this.cache.length > this.bad ? NaN : -next / 8;
-    this.calls.push({ at, count: given.length, resident, how, step: settings.data[7] });
-    this.most = Math.max(this.most, ++this.live);
+    this.calls.push({ at, count: ids.length, resident, flags, step: settings.data[7] });
+    this.maxLive = Math.max(this.maxLive, ++this.live);
     return {
       resident: () => [{ resident: next, run: this.runs }],
       discard: () => void this.live--,
@@ -219,8 +219,8 @@ class Fake {
   }
 }
 
-/** What a model gives that knows of no cache. */
-function wanted(prompt, count, { seed = 7, vocabulary = VOCABULARY } = {}) {
+/** Returns the tokens of a model without a cache. */
+function expectedTokens(prompt, count, { seed = 7, vocabulary = VOCABULARY } = {}) {
   const tokens = [...prompt];
   for (let step = 0; step < count; step++)
     tokens.push((tokens.reduce((all, token, k) => all + token * (k + 3), 0) + seed * 7 + step) % vocabulary);
@@ -230,51 +230,51 @@ function wanted(prompt, count, { seed = 7, vocabulary = VOCABULARY } = {}) {
 const PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8];
 const SEED = { seed: 7, stopTokens: [] };
 
-test("prompts of any length, in chunks, several steps ahead", async () => {
+test("prompts of any length run in chunks, then several steps run ahead", async () => {
   for (const inOnePlan of [true, false])
     for (let n = 1; n <= PROMPT.length; n++) {
       const fake = new Fake({ inOnePlan });
-      const made = await fake.model.generate(PROMPT.slice(0, n), { maxTokens: 12, ...SEED });
-      assert.deepEqual(made.tokens, wanted(PROMPT.slice(0, n), 12));
-      assert.equal(made.finishReason, "length");
-      assert.deepEqual(made.logprobs, made.tokens.map((t) => -t / 8));
+      const result = await fake.model.generate(PROMPT.slice(0, n), { maxTokens: 12, ...SEED });
+      assert.deepEqual(result.tokens, expectedTokens(PROMPT.slice(0, n), 12));
+      assert.equal(result.finishReason, "length");
+      assert.deepEqual(result.logprobs, result.tokens.map((t) => -t / 8));
       const prefill = Math.ceil(n / 8);
       assert.deepEqual(fake.calls.slice(0, prefill).map((c) => c.count).reduce((a, b) => a + b), n);
       assert.deepEqual(fake.calls.slice(prefill).map((c) => [c.count, c.resident]), Array(11).fill([1, inOnePlan]));
       assert.deepEqual(fake.calls.slice(prefill - 1).map((c) => c.step), [...Array(12).keys()]);
-      assert.ok(inOnePlan ? fake.most >= 3 : fake.most <= 2, String(fake.most));
+      assert.ok(inOnePlan ? fake.maxLive >= 3 : fake.maxLive <= 2, String(fake.maxLive));
       assert.equal(fake.live, 0);
-      const { reusedTokens, prefillTokens, decodeTokens } = made.timings;
+      const { reusedTokens, prefillTokens, decodeTokens } = result.timings;
       assert.deepEqual([reusedTokens, prefillTokens, decodeTokens], [0, n, 11]);
     }
 });
 
-test("the first steps go one by one", async () => {
+test("the number of steps ahead grows slowly", async () => {
   const fake = new Fake();
   const stream = fake.model.stream([1], { maxTokens: 20, ...SEED });
   /** @type {number[]} */
-  const begun = []; // calls, when each token came
+  const startedCalls = []; // the number of calls when each token arrived
   const { logprobs } = stream.generation;
-  logprobs.push = (value) => (begun.push(fake.calls.length), Array.prototype.push.call(logprobs, value));
+  logprobs.push = (value) => (startedCalls.push(fake.calls.length), Array.prototype.push.call(logprobs, value));
   const pieces = stream[Symbol.asyncIterator]();
-  assert.equal(fake.calls.length, 0); // nothing runs before it is asked for
+  assert.equal(fake.calls.length, 0); // nothing runs before the first iteration
   assert.ok((await pieces.next()).done);
-  assert.deepEqual(begun.slice(0, 2), [2, 4]);
-  for (const [k, calls] of begun.entries()) assert.ok(calls === 20 || k < 1 || (calls >= k + 3 && calls <= k + 9));
+  assert.deepEqual(startedCalls.slice(0, 2), [2, 4]);
+  for (const [k, calls] of startedCalls.entries()) assert.ok(calls === 20 || k < 1 || (calls >= k + 3 && calls <= k + 9));
 });
 
-test("what the cache holds is not run again", async () => {
+test("a cached prefix does not run again", async () => {
   const fake = new Fake();
   const first = await fake.model.generate(PROMPT, { maxTokens: 5, ...SEED });
   const turn = [...PROMPT, ...first.tokens, 11, 12];
   fake.calls.length = 0;
   const second = await fake.model.generate(turn, { maxTokens: 4, ...SEED });
-  assert.deepEqual(second.tokens, wanted(turn, 4));
+  assert.deepEqual(second.tokens, expectedTokens(turn, 4));
   assert.deepEqual([fake.calls[0].at, fake.calls[0].count], [23, 3]);
   assert.equal(second.timings.reusedTokens, 23);
   const other = [...PROMPT.slice(0, 6), 40, 41];
   const third = await fake.model.generate(other, { maxTokens: 4, ...SEED });
-  assert.deepEqual(third.tokens, wanted(other, 4));
+  assert.deepEqual(third.tokens, expectedTokens(other, 4));
   assert.equal(third.timings.reusedTokens, 6);
   const again = await fake.model.generate(other, { maxTokens: 4, ...SEED });
   assert.deepEqual([again.tokens, again.timings.reusedTokens], [third.tokens, 7]);
@@ -282,24 +282,25 @@ test("what the cache holds is not run again", async () => {
   await fake.model.reset();
   assert.deepEqual([fake.model.cached, fake.cache], [[], []]);
   assert.equal((await fake.model.generate(other, { maxTokens: 1, ...SEED })).timings.reusedTokens, 0);
-  fake.reset(); // by somebody else, as a self-check does
+  fake.reset(); // outside of the model, as a self-check does
   const last = await fake.model.generate(other, { maxTokens: 2, ...SEED });
-  assert.deepEqual([last.tokens, last.timings.reusedTokens], [wanted(other, 2), 0]);
+  assert.deepEqual([last.tokens, last.timings.reusedTokens], [expectedTokens(other, 2), 0]);
 });
 
-test("two streams at once take turns", async () => {
+test("concurrent streams take turns", async () => {
   const fake = new Fake();
   const prompts = [PROMPT.slice(0, 9), PROMPT.slice(3, 7)];
-  const made = await Promise.all(prompts.map((p) => fake.model.generate(p, { maxTokens: 6, ...SEED })));
-  assert.deepEqual(made.map((m) => m.tokens), prompts.map((p) => wanted(p, 6)));
+  const results = await Promise.all(prompts.map((p) => fake.model.generate(p, { maxTokens: 6, ...SEED })));
+  assert.deepEqual(results.map((r) => r.tokens), prompts.map((p) => expectedTokens(p, 6)));
 });
 
-test("a penalty knows each token first", async () => {
+test("with a penalty, no step runs ahead", async () => {
   const fake = new Fake();
-  const made = await fake.model.generate(PROMPT, { maxTokens: 8, repeatPenalty: 1.2, ...SEED });
-  assert.deepEqual(fake.calls.map((c) => [c.resident, c.how]), [0, 0, ...Array(8).fill(17)].map((how) => [false, how]));
+  const result = await fake.model.generate(PROMPT, { maxTokens: 8, repeatPenalty: 1.2, ...SEED });
+  const expected = [0, 0, ...Array(8).fill(17)].map((flags) => [false, flags]);
+  assert.deepEqual(fake.calls.map((c) => [c.resident, c.flags]), expected);
   const tokens = [...PROMPT];
-  made.tokens.forEach((token, step) => {
+  result.tokens.forEach((token, step) => {
     const words = [0, 0];
     for (const t of tokens) words[t >> 5] |= 1 << (t & 31);
     const bits = words.reduce((sum, word) => sum + (word >>> 0), 0);
@@ -308,22 +309,22 @@ test("a penalty knows each token first", async () => {
   });
 });
 
-test("ends: stop tokens, length, a full context, nothing to do", async () => {
-  const all = wanted(PROMPT, CONTEXT - PROMPT.length + 1);
+test("stop tokens, maxTokens and a full context end the text", async () => {
+  const all = expectedTokens(PROMPT, CONTEXT - PROMPT.length + 1);
   const end = all[4], before = all.slice(0, all.indexOf(end));
   const stopped = await new Fake({ eos: [end] }).model.generate(PROMPT, { seed: 7 });
   assert.deepEqual([stopped.tokens, stopped.finishReason], [before, "stop"]);
-  const given = await new Fake({ eos: [all[0]] }).model.generate(PROMPT, { seed: 7, stopTokens: [end] });
-  assert.deepEqual([given.tokens, given.finishReason], [before, "stop"]);
+  const replaced = await new Fake({ eos: [all[0]] }).model.generate(PROMPT, { seed: 7, stopTokens: [end] });
+  assert.deepEqual([replaced.tokens, replaced.finishReason], [before, "stop"]);
   const full = new Fake();
-  const made = await full.model.generate(PROMPT, { maxTokens: 1000, ...SEED });
-  assert.deepEqual([made.tokens, made.finishReason], [all, "context"]);
+  const result = await full.model.generate(PROMPT, { maxTokens: 1000, ...SEED });
+  assert.deepEqual([result.tokens, result.finishReason], [all, "context"]);
   assert.equal(full.live, 0);
   const none = await new Fake().model.generate(PROMPT, { maxTokens: 0 });
   assert.deepEqual([none.tokens, none.finishReason], [[], "length"]);
 });
 
-test("cancelled, aborted, left", async () => {
+test("a stream can be cancelled, aborted or left", async () => {
   const words = { decode: (tokens) => tokens.map((t) => `<${t}>`).join(""), eos: null };
   const begin = (options) => {
     const fake = new Fake();
@@ -333,7 +334,7 @@ test("cancelled, aborted, left", async () => {
   const [fake, stream] = begin();
   const pieces = [];
   for await (const piece of stream) if (pieces.push(piece) === 3) stream.cancel();
-  assert.deepEqual(pieces, wanted([1, 2], 3).map((t) => `<${t}>`));
+  assert.deepEqual(pieces, expectedTokens([1, 2], 3).map((t) => `<${t}>`));
   assert.deepEqual([stream.generation.finishReason, stream.generation.text], ["cancelled", pieces.join("")]);
   assert.equal(fake.live, 0);
   const controller = new AbortController();
@@ -347,22 +348,22 @@ test("cancelled, aborted, left", async () => {
   for await (const _ of third) break;
   assert.deepEqual([third.generation.finishReason, left.live], ["cancelled", 0]);
   const after = await left.model.generate([1, 2], { maxTokens: 3, ...SEED });
-  assert.deepEqual(after.tokens, wanted([1, 2], 3));
+  assert.deepEqual(after.tokens, expectedTokens([1, 2], 3));
   const [prefilling, fourth] = begin();
   const long = prefilling.model.stream(PROMPT, SEED);
   const waiting = long[Symbol.asyncIterator]().next();
-  await null; // the first chunk is on its way
+  await null; // the first chunk runs
   long.cancel();
   assert.ok((await waiting).done);
   assert.deepEqual([long.generation.finishReason, long.generation.tokens, prefilling.live], ["cancelled", [], 0]);
   assert.ok(prefilling.calls.length < 3 && fourth.generation.finishReason === null);
 });
 
-test("stop strings, and text that is what the tokens are", async () => {
+test("the text is that of the tokens, up to a stop string", async () => {
   const fake = new Fake({ vocabulary: 4096 });
   fake.model.tokenizer = tales;
   const plain = await fake.model.generate([5, 6], { maxTokens: 10, ...SEED });
-  assert.deepEqual(plain.tokens, wanted([5, 6], 10, { vocabulary: 4096 }));
+  assert.deepEqual(plain.tokens, expectedTokens([5, 6], 10, { vocabulary: 4096 }));
   assert.equal(plain.text, tales.decode([5, 6, ...plain.tokens]).slice(tales.decode([5, 6]).length));
   const stop = plain.text.slice(7, 9), at = plain.text.indexOf(stop);
   const cut = await fake.model.generate([5, 6], { maxTokens: 10, stop, ...SEED });
@@ -370,57 +371,58 @@ test("stop strings, and text that is what the tokens are", async () => {
   assert.ok(cut.tokens.length < 10);
 });
 
-test("what fails is told, and the cache is not trusted after it", async () => {
+test("an error is thrown, and empties the cache", async () => {
   const fake = new Fake();
   fake.bad = 4;
   const stream = fake.model.stream([1, 2, 3], SEED);
   await assert.rejects(async () => { for await (const _ of stream); }, {
     name: "ExecutionError", message: "the model's logits at position 4 are not finite numbers",
   });
-  assert.deepEqual(stream.generation.tokens, wanted([1, 2, 3], 2));
+  assert.deepEqual(stream.generation.tokens, expectedTokens([1, 2, 3], 2));
   assert.equal(fake.live, 0);
   fake.bad = Infinity;
   fake.fails = true;
   await assert.rejects(fake.model.generate([1, 2, 3], SEED), { message: "the GPU failed" });
   assert.deepEqual(fake.model.cached, []);
   fake.fails = false;
-  assert.deepEqual((await fake.model.generate([1, 2, 3], { maxTokens: 2, ...SEED })).tokens, wanted([1, 2, 3], 2));
+  assert.deepEqual((await fake.model.generate([1, 2, 3], { maxTokens: 2, ...SEED })).tokens, expectedTokens([1, 2, 3], 2));
 });
 
-test("a generation that broke off goes on as if it had not, wherever that was", async () => {
+test("an interrupted generation continues as if it had not been interrupted, at any token", async () => {
   const tokenizer = tales;
   for (const options of [{ stop: [] }, { repeatPenalty: 1.2 }]) {
-    const given = { maxTokens: 10, stopTokens: [], seed: 7, ...options };
+    const settings = { maxTokens: 10, stopTokens: [], seed: 7, ...options };
     const open = () => Object.assign(new Fake({ vocabulary: 4096 }).model, { tokenizer });
-    const whole = await open().generate([5, 6], given);
+    const complete = await open().generate([5, 6], settings);
     for (let count = 0; count <= 10; count++) {
-      const broken = { ...whole, tokens: whole.tokens.slice(0, count), logprobs: whole.logprobs.slice(0, count) };
-      const stream = open().stream([5, 6], { ...given, seed: undefined, continues: broken });
+      const { tokens, logprobs } = complete;
+      const continues = { ...complete, tokens: tokens.slice(0, count), logprobs: logprobs.slice(0, count) };
+      const stream = open().stream([5, 6], { ...settings, seed: undefined, continues });
       const before = stream.generation.text;
       let text = "";
       for await (const piece of stream) text += piece;
-      const { timings, ...made } = stream.generation;
-      assert.deepEqual({ ...made, timings: null }, { ...whole, timings: null });
-      assert.equal(before + text, whole.text);
+      const { timings, ...result } = stream.generation;
+      assert.deepEqual({ ...result, timings: null }, { ...complete, timings: null });
+      assert.equal(before + text, complete.text);
       assert.deepEqual([timings.prefillTokens, timings.decodeTokens], count < 10 ? [2 + count, 9 - count] : [0, 0]);
     }
   }
 });
 
-test("prompts that are none", () => {
+test("invalid prompts are refused", () => {
   const { model } = new Fake();
   refuses(() => model.encode([]), "the prompt is empty: give at least one token");
   refuses(() => model.encode([1, 50]), "token 50 is not in the model's vocabulary of 50");
   refuses(() => model.encode([1.5]), "token 1.5 is not in the model's vocabulary of 50");
-  refuses(() => model.encode(Array(41).fill(1)), "the prompt has 41 tokens, the model's context holds 40");
-  refuses(() => model.encode("x"), "the model has no tokenizer: give tokens, or load it with one");
+  refuses(() => model.encode(Array(41).fill(1)), "the prompt has 41 tokens, but the model's context holds 40");
+  refuses(() => model.encode("x"), "the model has no tokenizer: pass tokens, or load it with a tokenizer");
   refuses(() => model.stream([1], { maxTokens: -1 }), "maxTokens must be at least 0, not -1");
 });
 
-test("a site that is no language model is refused before anything else is fetched", async () => {
-  const asked = [];
-  const fetch = async (url) => (asked.push(String(url)), new Response('{"title": "digits"}'));
-  const message = "http://site/a/ is not a language model: its site.json says nothing about one";
+test("a site without a language model is refused before anything else is fetched", async () => {
+  const urls = [];
+  const fetch = async (url) => (urls.push(String(url)), new Response('{"title": "digits"}'));
+  const message = 'http://site/a/ is not a language model: its site.json has no entry "language"';
   await assert.rejects(loadLanguageModel("http://site/a", { fetch }), { name: "InvalidInput", message });
-  assert.deepEqual(asked, ["http://site/a/site.json"]);
+  assert.deepEqual(urls, ["http://site/a/site.json"]);
 });

@@ -1,63 +1,63 @@
-// What can be said about a page without a network: names, headings, contrast, sizes, focus, console.
-//   node web/test/pages.check.mjs [FOLDER for screenshots]      all pages, with made-up models, in all their states
+// Checks of pages: accessible names, headings, contrast, sizes, focus, console messages.
+//   node web/test/pages.check.mjs [FOLDER for screenshots]      checks all pages with fake models in all states
 import { fileURLToPath } from "node:url";
 
 const PHONE = { width: 360, height: 740 },
   DESK = { width: 1280, height: 800 };
 
 /**
- * Problems of an open page, as it is now: with no model loaded, busy, or with an error.
+ * Returns the problems of an open page in its current state, such as idle, busy, or showing an error.
  * @param {import("playwright-core").Page} page
- * @returns {Promise<string[]>} one line each; none is good
+ * @returns {Promise<string[]>} one line for each problem
  */
 export async function audit(page) {
   const before = page.viewportSize() ?? DESK;
-  const found = new Set();
+  const problems = new Set();
   for (const size of [DESK, PHONE]) {
     await page.setViewportSize(size);
     for (const colorScheme of /** @type {const} */ (["light", "dark"])) {
       await page.emulateMedia({ colorScheme, reducedMotion: "reduce" });
       for (const problem of await page.evaluate(inspect, size.width === PHONE.width))
-        found.add(`${size.width} ${colorScheme}: ${problem}`);
+        problems.add(`${size.width} ${colorScheme}: ${problem}`);
     }
   }
   await page.emulateMedia({ colorScheme: null, reducedMotion: null });
   await page.setViewportSize(before);
-  return [...found];
+  return [...problems];
 }
 
 /**
- * Loads the page again and audits it when it is ready; also its console, its hosts, and the focus by the Tab key.
+ * Reloads the page and audits it when it is ready. Also checks console errors, other hosts, and focus by the Tab key.
  * @param {import("playwright-core").Page} page
- * @returns {Promise<string[]>} one line each; none is good
+ * @returns {Promise<string[]>} one line for each problem
  */
 export async function check(page) {
   /** @type {string[]} */
-  const found = [];
+  const problems = [];
   const host = new URL(page.url()).host;
-  const heard = (/** @type {import("playwright-core").ConsoleMessage} */ m) =>
-    m.type() === "error" && found.push(`console: ${m.text()}`);
-  const thrown = (/** @type {Error} */ error) => found.push(`thrown: ${error.message}`);
-  const asked = (/** @type {import("playwright-core").Request} */ r) =>
-    /^http/.test(r.url()) && new URL(r.url()).host !== host && found.push(`another host: ${r.url()}`);
-  page.on("console", heard).on("pageerror", thrown).on("request", asked);
+  const onConsole = (/** @type {import("playwright-core").ConsoleMessage} */ m) =>
+    m.type() === "error" && problems.push(`console: ${m.text()}`);
+  const onError = (/** @type {Error} */ error) => problems.push(`thrown: ${error.message}`);
+  const onRequest = (/** @type {import("playwright-core").Request} */ r) =>
+    /^http/.test(r.url()) && new URL(r.url()).host !== host && problems.push(`another host: ${r.url()}`);
+  page.on("console", onConsole).on("pageerror", onError).on("request", onRequest);
   await page.reload();
   await page.waitForFunction(
     () => ["ready", "idle", "error"].includes(document.body.dataset.state ?? "") && document.body.ariaBusy !== "true",
     null,
     { timeout: 240_000 },
   );
-  found.push(...(await audit(page)), ...(await tabs(page)));
-  page.off("console", heard).off("pageerror", thrown).off("request", asked);
-  return found;
+  problems.push(...(await audit(page)), ...(await auditFocus(page)));
+  page.off("console", onConsole).off("pageerror", onError).off("request", onRequest);
+  return problems;
 }
 
 /**
- * What Tab gives the focus to must show it; first comes a link that skips to the content.
+ * Checks the Tab order: a link that skips to the content comes first, and every element shows its focus.
  * @param {import("playwright-core").Page} page
  */
-async function tabs(page) {
-  const found = [];
+async function auditFocus(page) {
+  const problems = [];
   const skips = await page.evaluate(() => {
     const first = /** @type {HTMLAnchorElement | null} */ (
       document.querySelector("a[href], button, input, select, textarea")
@@ -65,8 +65,8 @@ async function tabs(page) {
     first?.focus();
     return !!first?.hash && !!document.querySelector(first.hash);
   });
-  if (!skips) found.push("focus: the first link does not skip to the content");
-  const seen = new Set();
+  if (!skips) problems.push("focus: the first link does not skip to the content");
+  const visited = new Set();
   for (let k = 0; k < 40; k++) {
     await page.keyboard.press("Tab");
     const at = await page.evaluate(() => {
@@ -85,18 +85,18 @@ async function tabs(page) {
         key: [...document.querySelectorAll("*")].indexOf(element),
       };
     });
-    if (!at || seen.has(at.key)) break;
-    seen.add(at.key);
-    if (!at.shown) found.push(`focus: cannot be seen on ${at.name}`);
+    if (!at || visited.has(at.key)) break;
+    visited.add(at.key);
+    if (!at.shown) problems.push(`focus: not visible on ${at.name}`);
   }
-  if (seen.size < 3) found.push(`focus: Tab reaches only ${seen.size} elements`);
-  return found;
+  if (visited.size < 3) problems.push(`focus: Tab reaches only ${visited.size} elements`);
+  return problems;
 }
 
-/** Runs in the page. @param {boolean} phone @returns {string[]} */
+/** Returns problems; runs in the page. @param {boolean} phone @returns {string[]} */
 function inspect(phone) {
   /** @type {string[]} */
-  const found = [];
+  const problems = [];
   const all = [...document.body.querySelectorAll("*")];
   const named = (/** @type {Element} */ e) =>
     e.localName +
@@ -112,28 +112,28 @@ function inspect(phone) {
       .join(" ")
       .trim();
 
-  if (!document.documentElement.lang) found.push("html has no lang");
-  if (!document.title.trim() || /\{\{/.test(document.title)) found.push("the page has no title");
+  if (!document.documentElement.lang) problems.push("html has no lang");
+  if (!document.title.trim() || /\{\{/.test(document.title)) problems.push("the page has no title");
   const ids = all.map((e) => e.id).filter(Boolean);
   for (const id of new Set(ids))
-    if (ids.filter((other) => other === id).length > 1) found.push(`the id ${id} is there twice`);
+    if (ids.filter((other) => other === id).length > 1) problems.push(`the id ${id} occurs twice`);
   for (const e of all) {
     for (const name of ["aria-labelledby", "aria-describedby", "aria-controls"])
       for (const id of e.getAttribute(name)?.split(" ") ?? [])
-        if (!document.getElementById(id)) found.push(`${named(e)}: ${name} names ${id}, which is not there`);
-    if (e instanceof HTMLLabelElement && !e.control) found.push(`${named(e)}: a label of nothing`);
+        if (!document.getElementById(id)) problems.push(`${named(e)}: ${name} names ${id}, which does not exist`);
+    if (e instanceof HTMLLabelElement && !e.control) problems.push(`${named(e)}: a label without a control`);
   }
 
   const headings = all.filter((e) => /^h[1-6]$/.test(e.localName) && e.checkVisibility());
-  if (headings.filter((e) => e.localName === "h1").length !== 1) found.push("there is not one h1");
+  if (headings.filter((e) => e.localName === "h1").length !== 1) problems.push("the page must have exactly one h1");
   headings.reduce((level, e) => {
     const own = Number(e.localName[1]);
-    if (own > level + 1) found.push(`${named(e)}: follows a heading of level ${level}`);
+    if (own > level + 1) problems.push(`${named(e)}: follows a heading of level ${level}`);
     return own;
   }, 0);
-  for (const one of ["main", "header", "footer"])
-    if (document.querySelectorAll(`body > ${one}`).length !== 1) found.push(`there is not one ${one}`);
-  if (!document.querySelector("[role=status], [aria-live]")) found.push("nothing speaks to screen readers");
+  for (const tag of ["main", "header", "footer"])
+    if (document.querySelectorAll(`body > ${tag}`).length !== 1) problems.push(`the page must have exactly one ${tag}`);
+  if (!document.querySelector("[role=status], [aria-live]")) problems.push("no live region for screen readers");
 
   const NAMED =
     "button, a[href], input, select, textarea, [tabindex='0'], [role=progressbar], [role=img], img, dialog[open]";
@@ -148,13 +148,13 @@ function inspect(phone) {
       text ||
       e.getAttribute("alt")
     ))
-      found.push(`${named(e)}: has no name`);
+      problems.push(`${named(e)}: has no name`);
   }
   for (const e of all)
     if (e.matches("canvas, svg, img") && e.checkVisibility() && !e.matches("[aria-hidden=true], [role=img], [alt]"))
-      found.push(`${named(e)}: neither hidden nor named`);
+      problems.push(`${named(e)}: neither hidden nor named`);
 
-  // Contrast: colours over what is behind them.
+  // Contrast of colours with their background.
   const probe = new OffscreenCanvas(1, 1).getContext("2d", { willReadFrequently: true });
   if (!probe) return ["no canvas to measure with"];
   /** @type {(colour: string) => number[]} red, green, blue, opacity */
@@ -190,10 +190,10 @@ function inspect(phone) {
     const ratio = (x + 0.05) / (y + 0.05),
       size = parseFloat(style.fontSize);
     const needed = size >= 24 || (size >= 18.66 && Number(style.fontWeight) >= 700) ? 3 : 4.5;
-    if (ratio < needed) found.push(`${named(e)}: contrast of ${what} is ${ratio.toFixed(2)}, below ${needed}`);
+    if (ratio < needed) problems.push(`${named(e)}: contrast of ${what} is ${ratio.toFixed(2)}, below ${needed}`);
   };
   for (const e of all) {
-    if (!visible(e) || e.closest("button:disabled, .quiet, noscript")) continue; // what is off may be faint
+    if (!visible(e) || e.closest("button:disabled, .quiet, noscript")) continue; // disabled controls may be faint
     const style = getComputedStyle(e);
     if ([...e.childNodes].some((n) => n.nodeType === Node.TEXT_NODE && n.nodeValue?.trim())) contrast(e, style, "text");
     if (e.matches("input:not([type=range], [type=radio], [type=checkbox]), select, textarea"))
@@ -203,14 +203,14 @@ function inspect(phone) {
 
   // Width and targets
   const root = document.documentElement;
-  if (root.scrollWidth > root.clientWidth) found.push(`scrolls sideways: ${root.scrollWidth} in ${root.clientWidth}`);
+  if (root.scrollWidth > root.clientWidth) problems.push(`scrolls sideways: ${root.scrollWidth} in ${root.clientWidth}`);
   for (const e of all) {
     if (!visible(e) || e.closest(".quiet, .skip")) continue;
     let scrolls = false;
     for (let up = e.parentElement; up && up !== document.body; up = up.parentElement)
       scrolls ||= /auto|scroll|hidden/.test(getComputedStyle(up).overflowX) && up.localName !== "main";
     if (!scrolls && (box(e).right > innerWidth + 1 || box(e).left < -1))
-      found.push(`${named(e)}: sticks out of the page`);
+      problems.push(`${named(e)}: sticks out of the page`);
   }
   if (phone)
     for (const e of all) {
@@ -222,12 +222,12 @@ function inspect(phone) {
         continue;
       const { width, height } = box(e.closest("label") ?? e);
       if (Math.min(width, height) < 31.9)
-        found.push(`${named(e)}: a target of ${Math.round(width)} × ${Math.round(height)}`);
+        problems.push(`${named(e)}: a target of ${Math.round(width)} × ${Math.round(height)}`);
     }
-  return found;
+  return problems;
 }
 
-/** Of word pieces, as BERT has it. */
+/** A word piece tokenizer in the style of BERT's. */
 const TOKENIZER = {
   added_tokens: ["[PAD]", "[UNK]", "[CLS]", "[SEP]"].map((content, id) => ({ id, content, special: true })),
   normalizer: { type: "BertNormalizer", clean_text: true, handle_chinese_chars: true, strip_accents: null, lowercase: true },
@@ -243,7 +243,7 @@ const TOKENIZER = {
 };
 
 /**
- * Each page and state with made-up models, and how to come there.
+ * Pages with fake models: a name, an address, the state to wait for, and actions.
  * @type {[name: string, address: string, state: string,
  *   act?: (page: import("playwright-core").Page) => Promise<void>][]}
  */
@@ -335,7 +335,7 @@ const STATES = [
         dataTransfer.items.add(new File(["words"], "notes.txt", { type: "text/plain" }));
         document.dispatchEvent(new DragEvent("drop", { dataTransfer, bubbles: true, cancelable: true }));
       });
-      await page.waitForFunction(() => document.getElementById("error")?.textContent?.includes("notes.txt is no picture"));
+      await page.waitForFunction(() => document.getElementById("error")?.textContent?.includes("cannot read notes.txt as a picture"));
     },
   ],
   ["task-loading", "task.html?fake=task&slow=20", "loading"],
@@ -345,7 +345,7 @@ const STATES = [
     "ready",
     async (page) => {
       await page.click("#run");
-      await page.waitForFunction(() => document.getElementById("speed")?.textContent === "Nothing to look at yet.");
+      await page.waitForFunction(() => document.getElementById("speed")?.textContent === "Add an input first.");
     },
   ],
   [
@@ -363,7 +363,7 @@ const STATES = [
       await page.waitForFunction(() => document.getElementById("speed")?.textContent === "Running …");
       send();
       await page.waitForFunction(() => document.querySelector("#answer .said")?.textContent?.startsWith("la Merkel "));
-      for (const id of ["#text", "#passage"]) // both begin at the left
+      for (const id of ["#text", "#passage"]) // both are aligned to the left
         await page.waitForFunction((id) => getComputedStyle(/** @type {Element} */ (document.querySelector(id))).textAlign === "start", id); // prettier-ignore
     },
   ],
@@ -393,11 +393,11 @@ const STATES = [
   ),
 ];
 
-/** Waits for a tale of more than so many characters. @param {import("playwright-core").Page} page @param {number} length */
+/** Waits until the text is longer than `length`. @param {import("playwright-core").Page} page @param {number} length */
 const grown = (page, length) =>
   page.waitForFunction((n) => (document.querySelector("#tale .text")?.textContent ?? "").length > n, length);
 
-/** A seven. @param {import("playwright-core").Page} page */
+/** Draws a seven. @param {import("playwright-core").Page} page */
 export async function draw(page) {
   const { x, y, width, height } = /** @type {{x: number, y: number, width: number, height: number}} */ (
     await page.locator("#view").boundingBox()
@@ -415,7 +415,7 @@ export async function draw(page) {
 }
 
 /**
- * Problems of all states, or of those that `only` matches, by their names.
+ * Returns the problems of all states, or of the states whose name `only` matches, by name.
  * @param {import("playwright-core").Browser} browser
  * @param {string} pages the address of web/pages
  * @param {{only?: RegExp, shots?: string}} [options] `shots` is a folder for screenshots
@@ -428,29 +428,29 @@ export async function states(browser, pages, { only = /./, shots } = {}) {
     const context = await browser.newContext({ viewport: DESK });
     const page = await context.newPage();
     page.setDefaultTimeout(60_000);
-    const found = /** @type {string[]} */ ([]);
+    const pageProblems = /** @type {string[]} */ ([]);
     page
-      .on("console", (m) => m.type() === "error" && found.push(`console: ${m.text()}`))
-      .on("pageerror", (e) => found.push(`thrown: ${e.message}`));
+      .on("console", (m) => m.type() === "error" && pageProblems.push(`console: ${m.text()}`))
+      .on("pageerror", (e) => pageProblems.push(`thrown: ${e.message}`));
     await page.goto(pages + address);
     try {
       if (state !== "stopped") await page.waitForFunction((state) => document.body.dataset.state === state, state);
       if (state === "loading")
         await page.waitForFunction(() => /MB|kB/.test(document.getElementById("load-detail")?.textContent ?? ""));
       await act?.(page);
-      found.push(...(await audit(page)));
-      if (["tale-ready", "digits-ready", "any-ready"].includes(name)) found.push(...(await check(page)));
+      pageProblems.push(...(await audit(page)));
+      if (["tale-ready", "digits-ready", "any-ready"].includes(name)) pageProblems.push(...(await check(page)));
       if (shots) await shoot(page, `${shots}/${name}`);
     } catch (error) {
-      found.push(String(error).split("\n")[0]);
+      pageProblems.push(String(error).split("\n")[0]);
     }
-    problems[name] = found;
+    problems[name] = pageProblems;
     await context.close();
   }
   return problems;
 }
 
-/** Screenshots, light and dark, on a desk and on a phone. @param {import("playwright-core").Page} page @param {string} path */
+/** Takes screenshots, light and dark, of desktop and phone size. @param {import("playwright-core").Page} page @param {string} path */
 export async function shoot(page, path) {
   for (const colorScheme of /** @type {const} */ (["light", "dark"]))
     for (const viewport of [DESK, { width: 390, height: 844 }]) {
@@ -473,9 +473,9 @@ if (process.argv[1] === fileURLToPath(import.meta.url)) {
     timeout: 30_000,
   });
   const problems = await states(browser, `${server.url}/pages/`, { shots, only: RegExp(only ?? "") });
-  for (const [name, found] of Object.entries(problems))
-    console.log(`${name}: ${found.length ? `\n  ${found.join("\n  ")}` : "good"}`);
+  for (const [name, list] of Object.entries(problems))
+    console.log(`${name}: ${list.length ? `\n  ${list.join("\n  ")}` : "good"}`);
   await browser.close();
   server.close();
-  process.exitCode = Object.values(problems).some((found) => found.length) ? 1 : 0;
+  process.exitCode = Object.values(problems).some((list) => list.length) ? 1 : 0;
 }

@@ -1,4 +1,4 @@
-// The page's way to a server: what is asked, how answers come in pieces, and what goes wrong.
+// The page's client of a server: requests, streamed answers, errors.
 import assert from "node:assert/strict";
 import { createServer } from "node:http";
 import { afterEach, test } from "node:test";
@@ -13,19 +13,19 @@ const USAGE = { prompt_tokens: 12, completion_tokens: 5 };
 const open = /** @type {import("node:http").Server[]} */ ([]);
 afterEach(() => open.splice(0).forEach((server) => (server.closeAllConnections(), server.close())));
 
-/** A server that answers chats and completions with `answer`; it notes what it was asked. */
+/** Starts a server that answers chats and completions with `answer`, and records its requests. */
 async function start(answer = (/** @type {any} */ _response) => {}, models = MODELS) {
-  const asked = /** @type {any[]} */ ([]);
+  const requests = /** @type {any[]} */ ([]);
   const server = createServer(async (request, response) => {
     let body = "";
     for await (const part of request) body += part;
-    asked.push({ path: request.url, key: request.headers.authorization, body: body && JSON.parse(body) });
+    requests.push({ path: request.url, key: request.headers.authorization, body: body && JSON.parse(body) });
     if (request.url === "/under/v1/models") response.end(JSON.stringify({ data: models }));
     else answer(response);
   });
   open.push(server);
   await new Promise((ready) => server.listen(0, "127.0.0.1", () => ready(undefined)));
-  return { asked, url: `http://127.0.0.1:${/** @type {any} */ (server.address()).port}/under/` };
+  return { requests, url: `http://127.0.0.1:${/** @type {any} */ (server.address()).port}/under/` };
 }
 
 /** @param {any} response @param {any[]} chunks @param {string} end */
@@ -41,9 +41,9 @@ const all = async (/** @type {AsyncIterable<string>} */ stream) => {
   return text;
 };
 
-test("a chat is asked for, and comes in pieces", async () => {
+test("a chat sends its messages and streams the answer", async () => {
   const chunks = [said(""), said("Foxes "), said("dig."), said("", /** @type {any} */ ("stop"))];
-  const { asked, url } = await start((response) => say(response, [...chunks, { choices: [], usage: USAGE }]));
+  const { requests, url } = await start((response) => say(response, [...chunks, { choices: [], usage: USAGE }]));
   const server = await connect(url, { key: "secret" });
   assert.deepEqual([server.models.map(({ id }) => id), server.language], [
     ["talk", "tales"],
@@ -54,7 +54,7 @@ test("a chat is asked for, and comes in pieces", async () => {
   assert.equal(await all(stream), "Foxes dig.");
   const { promptTokens, tokens, finishReason, seed } = stream.generation;
   assert.deepEqual([promptTokens.length, tokens.length, finishReason], [12, 5, "stop"]);
-  const { path, key, body } = asked[1];
+  const { path, key, body } = requests[1];
   assert.deepEqual([path, key], ["/under/v1/chat/completions", "Bearer secret"]);
   assert.deepEqual(body, {
     model: "talk", messages, stream: true, stream_options: { include_usage: true }, max_tokens: 20, seed,
@@ -62,23 +62,23 @@ test("a chat is asked for, and comes in pieces", async () => {
   });
 });
 
-test("a model without a chat template goes on with a text, up to its context", async () => {
+test("a model without a chat template continues a text up to its context", async () => {
   const chunk = { choices: [{ text: " there was", finish_reason: "length" }], usage: null };
   const usage = { prompt_tokens: 250, completion_tokens: 7 };
-  const { asked, url } = await start((response) => say(response, [chunk, { choices: [], usage }]));
+  const { requests, url } = await start((response) => say(response, [chunk, { choices: [], usage }]));
   const server = await connect(url);
   server.model = server.models[1];
   const stream = server.stream("Once", { seed: 7 });
   assert.equal(await all(stream), " there was");
   assert.equal(stream.generation.finishReason, "context");
-  const { path, key, body } = asked[1];
+  const { path, key, body } = requests[1];
   assert.deepEqual([path, key, body.prompt, body.seed], ["/under/v1/completions", undefined, "Once", 7]);
 });
 
-test("events are whole, wherever the bytes are cut", async () => {
+test("events are complete however the bytes are cut", async () => {
   const bytes = new TextEncoder().encode('data: {"a":"ö"}\r\n\r\n: comment\n\ndata: 2\n\n');
   for (let cut = 1; cut < bytes.length; cut++) {
-    const found = [];
+    const received = [];
     const body = new ReadableStream({
       start(out) {
         out.enqueue(bytes.slice(0, cut));
@@ -86,17 +86,17 @@ test("events are whole, wherever the bytes are cut", async () => {
         out.close();
       },
     });
-    for await (const data of events(body)) found.push(data);
-    assert.deepEqual(found, ['{"a":"ö"}', "2"]);
+    for await (const data of events(body)) received.push(data);
+    assert.deepEqual(received, ['{"a":"ö"}', "2"]);
   }
 });
 
-test("who stops frees the server, and keeps what came", async () => {
+test("cancel closes the connection and keeps the text", async () => {
   /** @type {() => void} */
-  let left = () => {};
-  const gone = new Promise((done) => (left = () => done(true)));
+  let onClose = () => {};
+  const closed = new Promise((resolve) => (onClose = () => resolve(true)));
   const { url } = await start((response) => {
-    response.on("close", left);
+    response.on("close", onClose);
     response.write(`data: ${JSON.stringify(said("one"))}\n\n`);
   });
   const stream = (await connect(url)).stream("x");
@@ -105,7 +105,7 @@ test("who stops frees the server, and keeps what came", async () => {
     text += piece;
     stream.cancel();
   }
-  assert.deepEqual([text, stream.generation.finishReason, await gone], ["one", "cancelled", true]);
+  assert.deepEqual([text, stream.generation.finishReason, await closed], ["one", "cancelled", true]);
 });
 
 /** @type {(status: number, error: any, headers?: any) => (response: any) => void} */
@@ -116,19 +116,19 @@ const late = { error: { code: "time_limit", message: "late" } };
 for (const [name, answer, code, message] of /** @type {const} */ ([
   ["a wrong key", refusal(401, { message: "no" }), "BadKey", "no"],
   ["a full queue", refusal(429, { message: "try later" }, { "Retry-After": 7 }), "Busy", "try later (in 7 s)"],
-  ["a proxy", refusal(502, "<html>"), "Unavailable", "the server says 502"],
+  ["a proxy", refusal(502, "<html>"), "Unavailable", "the server returned status 502"],
   ["a prompt too long", refusal(400, { message: "send less" }), "InvalidInput", "send less"],
   ["an error in the stream", (/** @type {any} */ r) => say(r, [said("a"), late]), "TooLong", "late"],
-  ["an answer that breaks off", (/** @type {any} */ r) => say(r, [said("a")], ""), "NoServer", "the answer broke off"],
-  ["a connection that breaks", broken, "NoServer", "the answer broke off"],
+  ["an incomplete answer", (/** @type {any} */ r) => say(r, [said("a")], ""), "NoServer", "the answer was interrupted"],
+  ["a broken connection", broken, "NoServer", "the answer was interrupted"],
 ]))
-  test(`${name} is told`, async () => {
+  test(`${name} throws ${code}`, async () => {
     const { url } = await start(answer);
     const stream = (await connect(url)).stream([{ role: "user", content: "x" }]);
     await assert.rejects(all(stream), { code, message });
   });
 
-test("a server that is not there, or that writes nothing, is told", async () => {
+test("a server that cannot be reached, or has no text model, throws", async () => {
   const { url } = await start(undefined, MODELS.slice(0, 1));
   await assert.rejects(connect(url), { code: "NoModel" });
   open.splice(0).forEach((server) => (server.closeAllConnections(), server.close()));

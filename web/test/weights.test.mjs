@@ -8,14 +8,14 @@ import { deliver, fetchJson } from "../src/weights.js";
 const sha256 = (bytes) => createHash("sha256").update(bytes).digest("hex");
 const shardOf = (name, bytes) => [name, bytes.length, sha256(bytes)];
 
-/** Bytes that differ from shard to shard. */
-const made = (length, seed) => Buffer.from(Array.from({ length }, (_, k) => (k * 7 + seed * 31 + (k >> 8)) & 255));
-const data = [made(300000, 1), made(1000, 2), made(70000, 3), made(5, 4), made(40000, 5)];
+/** Returns bytes that differ from shard to shard. */
+const bytesOf = (length, seed) => Buffer.from(Array.from({ length }, (_, k) => (k * 7 + seed * 31 + (k >> 8)) & 255));
+const data = [bytesOf(300000, 1), bytesOf(1000, 2), bytesOf(70000, 3), bytesOf(5, 4), bytesOf(40000, 5)];
 const shards = data.map((bytes, k) => shardOf(`shard-00${k}.bin`, bytes));
-const whole = Buffer.concat(data);
+const allData = Buffer.concat(data);
 
-// A server with Range. `answer(request, response, name)` may handle a request first: it is done if it gives true.
-// Each test has a folder of its own: what the one before still asks for is not in its log.
+// A server that supports Range. `answer(request, response, name)` may handle a request first, and then returns true.
+// Each test has its own folder, so that late requests of the test before are not in its log.
 let server, base, log, answer;
 let folder = 0;
 const files = new Map();
@@ -50,7 +50,7 @@ beforeEach(() => {
   delete globalThis.caches;
 });
 
-/** The browser's caches, with what we use of them. `fail(what, url)` may throw or wait. */
+/** Returns a fake of the browser's caches. `fail(operation, url)` may throw or wait. */
 function fakeCaches(fail = async () => {}) {
   const stores = new Map();
   return {
@@ -78,73 +78,73 @@ function fakeCaches(fail = async () => {}) {
 
 const ALL = [[0, Infinity]];
 
-/** What is delivered, as a loop: the next piece is taken when it is asked for, and whoever leaves takes no more. */
+/** Yields the parts that `deliver` delivers, each after the one before was consumed. Leaving the loop stops the delivery. */
 async function* pieces(base, shards, ranges, options) {
-  const given = [];
+  const queue = [];
   let wake = () => {};
-  const wanted = ranges.map(([start, end], of) => [
+  const readers = ranges.map(([start, end], range) => [
     start,
     end,
-    (at, bytes) => new Promise((taken, left) => { given.push({ piece: { of, at, bytes }, taken, left }); wake(); }),
+    (at, bytes) => new Promise((resolve, reject) => { queue.push({ piece: { range, at, bytes }, resolve, reject }); wake(); }),
   ]);
-  let over = false;
-  const end = () => { over = true; wake(); };
-  const delivered = deliver(base, shards, wanted, options);
-  delivered.then(end, end);
+  let ended = false;
+  const end = () => { ended = true; wake(); };
+  const delivery = deliver(base, shards, readers, options);
+  delivery.then(end, end);
   let last;
   try {
     for (;;) {
-      last?.taken();
+      last?.resolve();
       last = undefined;
-      while (!given.length && !over) await new Promise((resolve) => (wake = resolve));
-      if (!given.length) return await delivered;
-      last = given.shift();
+      while (!queue.length && !ended) await new Promise((resolve) => (wake = resolve));
+      if (!queue.length) return await delivery;
+      last = queue.shift();
       yield last.piece;
     }
   } finally {
-    last?.left(new Error("left"));
-    await delivered.catch(() => {});
+    last?.reject(new Error("left"));
+    await delivery.catch(() => {});
   }
 }
 async function collect(source) {
   const all = [];
-  for await (const { of, at, bytes } of source) all.push([of, at, Buffer.from(bytes)]);
+  for await (const { range, at, bytes } of source) all.push([range, at, Buffer.from(bytes)]);
   return all;
 }
-const load = async (options, wanted = ALL, list = shards) => {
-  const given = await collect(pieces(base, list, wanted, options));
-  const all = given.map(([of, at, bytes]) => [wanted[of][0] + at, bytes]);
-  for (const [at, bytes] of all) assert.ok(whole.subarray(at, at + bytes.length).equals(bytes));
+const load = async (options, ranges = ALL, list = shards) => {
+  const collected = await collect(pieces(base, list, ranges, options));
+  const all = collected.map(([range, at, bytes]) => [ranges[range][0] + at, bytes]);
+  for (const [at, bytes] of all) assert.ok(allData.subarray(at, at + bytes.length).equals(bytes));
   return all;
 };
 const names = shards.map(([name]) => name);
 
-test("all of the data, in order, with progress that never runs over", async () => {
-  const seen = [];
-  const all = await load({ onBytes: (done, total) => seen.push([done, total]) });
-  assert.ok(Buffer.concat(all.map(([, bytes]) => bytes)).equals(whole));
+test("delivers all data in order; progress never exceeds the total", async () => {
+  const progress = [];
+  const all = await load({ onBytes: (done, total) => progress.push([done, total]) });
+  assert.ok(Buffer.concat(all.map(([, bytes]) => bytes)).equals(allData));
   assert.deepEqual(
     all.map(([at]) => at),
     [0, 300000, 301000, 371000, 371005],
   );
-  assert.deepEqual(seen.at(-1), [whole.length, whole.length]);
-  assert.ok(seen.every(([done, total], k) => total === whole.length && done >= (seen[k - 1]?.[0] ?? 0)));
+  assert.deepEqual(progress.at(-1), [allData.length, allData.length]);
+  assert.ok(progress.every(([done, total], k) => total === allData.length && done >= (progress[k - 1]?.[0] ?? 0)));
   assert.deepEqual([...log].sort(), names);
 });
 
-test("no shards give nothing", async () => {
+test("without shards, delivers nothing", async () => {
   assert.deepEqual(await load({}, undefined, []), []);
 });
 
-test("only shards with wanted bytes are fetched; ranges are cut where shards end", async () => {
-  const seen = [];
-  const wanted = [
+test("only shards with requested bytes are fetched; ranges are split at shard boundaries", async () => {
+  const progress = [];
+  const ranges = [
     [10, 20],
     [299000, 300500],
     [371002, 371002],
     [371001, 371010],
   ];
-  const all = await load({ onBytes: (done, total) => seen.push([done, total]) }, wanted);
+  const all = await load({ onBytes: (done, total) => progress.push([done, total]) }, ranges);
   assert.deepEqual(
     all.map(([at, bytes]) => [at, at + bytes.length]),
     [
@@ -157,33 +157,33 @@ test("only shards with wanted bytes are fetched; ranges are cut where shards end
   );
   assert.deepEqual([...log].sort(), [names[0], names[1], names[3], names[4]]);
   const total = 300000 + 1000 + 5 + 40000;
-  assert.deepEqual(seen.at(-1), [total, total]);
+  assert.deepEqual(progress.at(-1), [total, total]);
 });
 
 test("names are relative to the base, also with a query", async () => {
-  const asked = [];
-  const fetch = async (url) => (asked.push(url), new Response(data[3]));
+  const urls = [];
+  const fetch = async (url) => (urls.push(url), new Response(data[3]));
   await load(
     { fetch },
     [[371000, 371005]],
     shards.map(([name, ...rest]) => [`${name}?v=2`, ...rest]),
   );
-  assert.deepEqual(asked, [`${base}shard-003.bin?v=2`]);
+  assert.deepEqual(urls, [`${base}shard-003.bin?v=2`]);
 });
 
-test("a second load takes everything from the cache, under the hash", async () => {
+test("a second load reads everything from the cache, by hash", async () => {
   globalThis.caches = fakeCaches();
   await load();
   assert.deepEqual(caches.hashes().sort(), shards.map(([, , hash]) => hash).sort());
   log = [];
-  const seen = [];
-  await load({ onBytes: (done) => seen.push(done) });
+  const progress = [];
+  await load({ onBytes: (done) => progress.push(done) });
   assert.deepEqual(log, []);
-  assert.equal(seen.length, shards.length); // each counts at once
-  assert.equal(seen.at(-1), whole.length);
+  assert.equal(progress.length, shards.length); // one report for each cached shard
+  assert.equal(progress.at(-1), allData.length);
 });
 
-test("the cache is named as is told, and after the site; or there is none", async () => {
+test("the option cache names the cache, together with the site; null means no cache", async () => {
   globalThis.caches = fakeCaches();
   await load({ cache: "mine" });
   assert.deepEqual([...caches.stores.keys()], [`mine ${base}`]);
@@ -192,7 +192,7 @@ test("the cache is named as is told, and after the site; or there is none", asyn
   assert.deepEqual([...caches.stores.keys()], []);
 });
 
-test("a load that stopped in the middle goes on from what is cached", async () => {
+test("a load after an interrupted one starts with the cached shards", async () => {
   globalThis.caches = fakeCaches();
   for await (const { at } of pieces(base, shards, ALL)) if (at === 300000) break;
   const cached = shards.filter(([, , hash]) => caches.hashes().includes(hash)).map(([name]) => name);
@@ -206,7 +206,7 @@ test("a load that stopped in the middle goes on from what is cached", async () =
   assert.equal(caches.hashes().length, 5);
 });
 
-test("a cached shard that is damaged is fetched again, and put right", async () => {
+test("a damaged shard in the cache is fetched again and replaced", async () => {
   globalThis.caches = fakeCaches();
   await load();
   const entries = caches.stores.get(`ptegpu ${base}`);
@@ -223,9 +223,9 @@ test("a cached shard that is damaged is fetched again, and put right", async () 
 });
 
 for (const broken of ["open", "match", "put"]) {
-  test(`a cache whose ${broken} fails is done without`, async () => {
-    globalThis.caches = fakeCaches(async (what) => {
-      if (what === broken) throw new DOMException("no", "QuotaExceededError");
+  test(`a load works without a cache whose ${broken} fails`, async () => {
+    globalThis.caches = fakeCaches(async (operation) => {
+      if (operation === broken) throw new DOMException("no", "QuotaExceededError");
     });
     await load();
     await load();
@@ -233,7 +233,7 @@ for (const broken of ["open", "match", "put"]) {
   });
 }
 
-test("a cache that is no use at all is done without", async () => {
+test("a load works where caches are forbidden", async () => {
   globalThis.caches = {
     open() {
       throw new DOMException("insecure", "SecurityError");
@@ -242,21 +242,21 @@ test("a cache that is no use at all is done without", async () => {
   await load();
 });
 
-test("a cache that hangs is done without", async (t) => {
+test("a load works without a cache that hangs", async (t) => {
   t.mock.method(AbortSignal, "timeout", () => {
     const soon = new AbortController();
     setTimeout(() => soon.abort(), 20);
     return soon.signal;
   });
-  globalThis.caches = fakeCaches((what) => (what === "match" ? new Promise(() => {}) : Promise.resolve()));
+  globalThis.caches = fakeCaches((operation) => (operation === "match" ? new Promise(() => {}) : Promise.resolve()));
   await load();
   globalThis.caches = fakeCaches(() => new Promise(() => {}));
   await load();
 });
 
-test("shards that a site no longer has are deleted; those of other sites stay", async () => {
+test("shards that a site no longer has are deleted from its cache; caches of other sites stay", async () => {
   globalThis.caches = fakeCaches();
-  const old = made(2000, 9);
+  const old = bytesOf(2000, 9);
   files.set("old.bin", old);
   const elsewhere = `${base}there/../`;
   await collect(pieces(base, [shardOf("old.bin", old), shards[1]], ALL));
@@ -268,11 +268,11 @@ test("shards that a site no longer has are deleted; those of other sites stay", 
   assert.deepEqual(caches.hashes(`ptegpu ${elsewhere}`), [sha256(old)]);
 });
 
-test("a full cache is cleared of what nobody needs before anything is put", async () => {
+test("old shards are deleted before new ones are stored, for a full cache", async () => {
   const sizeOf = (entries) => [...entries.values()].reduce((sum, bytes) => sum + bytes.length, 0);
   let full = false;
-  globalThis.caches = fakeCaches(async (what) => {
-    if (what === "put" && full && sizeOf(caches.stores.get(`ptegpu ${base}`)) > 200000) throw new Error("quota");
+  globalThis.caches = fakeCaches(async (operation) => {
+    if (operation === "put" && full && sizeOf(caches.stores.get(`ptegpu ${base}`)) > 200000) throw new Error("quota");
   });
   await load();
   full = true;
@@ -280,48 +280,48 @@ test("a full cache is cleared of what nobody needs before anything is put", asyn
   assert.deepEqual(caches.hashes().sort(), [shards[1][2], shards[4][2]].sort());
 });
 
-test("a wrong download is fetched again, past the browser's cache", async () => {
+test("a download with the wrong hash is fetched again, bypassing the browser's HTTP cache", async () => {
   const modes = [];
   const fetch = async (url, init) => {
     modes.push(init.cache);
-    return new Response(modes.length === 1 ? made(1000, 6) : data[1]);
+    return new Response(modes.length === 1 ? bytesOf(1000, 6) : data[1]);
   };
-  const seen = [];
-  await load({ fetch, onBytes: (done) => seen.push(done) }, [[300000, 301000]]);
+  const progress = [];
+  await load({ fetch, onBytes: (done) => progress.push(done) }, [[300000, 301000]]);
   assert.deepEqual(modes, ["default", "reload"]);
   globalThis.caches = fakeCaches();
   modes.length = 0;
   await load({ fetch }, [[300000, 301000]]);
   assert.deepEqual(modes, ["no-store", "reload"]);
-  assert.deepEqual([Math.max(...seen), seen.at(-1)], [1000, 1000]);
+  assert.deepEqual([Math.max(...progress), progress.at(-1)], [1000, 1000]);
 });
 
-test("wrong twice is BadShard, which names the file; nothing of it is given out or cached", async () => {
+test("a second wrong hash raises BadShard, which names the file; nothing of it is delivered or cached", async () => {
   globalThis.caches = fakeCaches();
-  for (const wrong of [made(1000, 6), made(999, 2), made(2000, 2), Buffer.concat([data[1], Buffer.of(0)])]) {
+  for (const wrong of [bytesOf(1000, 6), bytesOf(999, 2), bytesOf(2000, 2), Buffer.concat([data[1], Buffer.of(0)])]) {
     files.set(names[1], wrong);
     log = [];
-    const given = [];
+    const offsets = [];
     await assert.rejects(
       async () => {
-        for await (const { at } of pieces(base, shards, ALL)) given.push(at);
+        for await (const { at } of pieces(base, shards, ALL)) offsets.push(at);
       },
       (error) => {
         assert.ok(error instanceof BadShard);
         assert.equal(
           error.message,
-          `${base}shard-001.bin: not what bundle.json says. The site is incomplete.`,
+          `${base}shard-001.bin: wrong SHA-256. The site is incomplete or was changed.`,
         );
         return true;
       },
     );
-    assert.deepEqual(given, [0]);
+    assert.deepEqual(offsets, [0]);
     assert.equal(log.filter((line) => line === names[1]).length, 2);
     assert.ok(!caches.hashes().includes(shards[1][2]));
   }
 });
 
-test("a missing shard is BadShard at once", async () => {
+test("a missing shard raises BadShard without another try", async () => {
   files.delete(names[2]);
   await assert.rejects(load(), (error) => {
     assert.ok(error instanceof BadShard);
@@ -331,7 +331,7 @@ test("a missing shard is BadShard at once", async () => {
   assert.equal(log.filter((line) => line === names[2]).length, 1);
 });
 
-test("a broken connection goes on from where it broke", async () => {
+test("a broken connection is resumed", async () => {
   let breaks = 2,
     open;
   answer = (request, response) => {
@@ -343,18 +343,18 @@ test("a broken connection goes on from where it broke", async () => {
     open = response;
     return true;
   };
-  const seen = [];
+  const progress = [];
   const onBytes = (done) => {
-    seen.push(done);
-    if (done === 200000 - 100000 * breaks) open.destroy(); // all that was sent is here
+    progress.push(done);
+    if (done === 200000 - 100000 * breaks) open.destroy(); // everything sent has arrived
   };
   await load({ onBytes }, [[0, 300000]]);
   assert.deepEqual(log, [names[0], `${names[0]} bytes=100000-`, `${names[0]} bytes=200000-`]);
-  assert.ok(seen.every((done, k) => done >= (seen[k - 1] ?? 0)));
-  assert.equal(seen.at(-1), 300000);
+  assert.ok(progress.every((done, k) => done >= (progress[k - 1] ?? 0)));
+  assert.equal(progress.at(-1), 300000);
 });
 
-test("a server without Range starts over", async () => {
+test("without Range, a broken download starts over", async () => {
   let breaks = true,
     open;
   answer = (request, response) => {
@@ -365,19 +365,19 @@ test("a server without Range starts over", async () => {
     open = response;
     return true;
   };
-  const seen = [];
+  const progress = [];
   const onBytes = (done) => {
     if (done === 500) open.destroy();
-    seen.push(done);
+    progress.push(done);
   };
   await load({ onBytes }, [[301000, 371000]]);
   assert.deepEqual(log, [names[2], `${names[2]} bytes=500-`]);
-  assert.deepEqual([...new Set(seen)].slice(0, 2), [0, 500]);
-  assert.equal(seen.filter((done) => !done).length, 2);
-  assert.equal(seen.at(-1), 70000);
+  assert.deepEqual([...new Set(progress)].slice(0, 2), [0, 500]);
+  assert.equal(progress.filter((done) => !done).length, 2);
+  assert.equal(progress.at(-1), 70000);
 });
 
-test("a busy server is asked again", async () => {
+test("a request to a busy server is retried", async () => {
   const statuses = [503, 429];
   const fetch = async (url, init) => {
     const status = statuses.shift();
@@ -387,7 +387,7 @@ test("a busy server is asked again", async () => {
   assert.deepEqual(statuses, []);
 });
 
-test("a network that stays away is BadShard in the end", async (t) => {
+test("without a network, the last try raises BadShard", async (t) => {
   t.mock.timers.enable({ apis: ["setTimeout"] });
   let tries = 0;
   const fetch = async () => {
@@ -402,7 +402,7 @@ test("a network that stays away is BadShard in the end", async (t) => {
   assert.equal(tries, 5);
 });
 
-test("an abort in the last try is an abort", async (t) => {
+test("an abort in the last try rejects with its reason", async (t) => {
   t.mock.timers.enable({ apis: ["setTimeout"] });
   const stop = new AbortController();
   const reason = new Error("enough");
@@ -415,14 +415,14 @@ test("an abort in the last try is an abort", async (t) => {
   await assert.rejects(load({ fetch, signal: stop.signal }, [[0, 10]]), reason);
 });
 
-test("an abort rejects with its reason: before, while bytes come, between tries, between pieces", async () => {
+test("an abort rejects with its reason: before, during a download, between tries, between pieces", async () => {
   const reason = new Error("enough");
   await assert.rejects(load({ signal: AbortSignal.abort(reason) }), reason);
   assert.deepEqual(log, []);
 
   let stop = new AbortController();
   let closed;
-  const gone = new Promise((resolve) => (closed = resolve));
+  const connectionClosed = new Promise((resolve) => (closed = resolve));
   answer = (request, response) => {
     response.writeHead(200, { "Content-Length": 300000 }).write(data[0].subarray(0, 1000));
     response.on("close", closed);
@@ -430,7 +430,7 @@ test("an abort rejects with its reason: before, while bytes come, between tries,
   };
   const onBytes = () => stop.abort(reason);
   await assert.rejects(load({ signal: stop.signal, onBytes }), reason);
-  await gone;
+  await connectionClosed;
 
   const later = new AbortController();
   const fetch = async () => {
@@ -441,14 +441,14 @@ test("an abort rejects with its reason: before, while bytes come, between tries,
 
   stop = new AbortController();
   answer = () => false;
-  const given = [];
+  const offsets = [];
   await assert.rejects(async () => {
     for await (const { at } of pieces(base, shards, ALL, { signal: stop.signal })) {
-      given.push(at);
+      offsets.push(at);
       stop.abort(reason);
     }
   }, reason);
-  assert.deepEqual(given, [0]);
+  assert.deepEqual(offsets, [0]);
 });
 
 test("leaving the loop, or an error, stops the other downloads", async () => {
@@ -468,30 +468,30 @@ test("leaving the loop, or an error, stops the other downloads", async () => {
   }
 });
 
-test("at most three shards are fetched at once, and no more are held than that", async () => {
-  const many = Array.from({ length: 12 }, (_, k) => made(1000, 20 + k));
-  let now = 0;
-  let most = 0;
+test("at most three shards are downloaded at once, or wait in memory", async () => {
+  const contents = Array.from({ length: 12 }, (_, k) => bytesOf(1000, 20 + k));
+  let running = 0;
+  let maxRunning = 0;
   let fetched = 0;
   const fetch = async (url) => {
-    most = Math.max(most, ++now);
+    maxRunning = Math.max(maxRunning, ++running);
     await new Promise((resolve) => setTimeout(resolve, 5));
-    now--;
+    running--;
     fetched++;
-    return new Response(many[Number(/(\d+)\.bin/.exec(url)[1])]);
+    return new Response(contents[Number(/(\d+)\.bin/.exec(url)[1])]);
   };
-  let given = 0;
-  const list = many.map((bytes, k) => shardOf(`s-${k}.bin`, bytes));
+  let delivered = 0;
+  const list = contents.map((bytes, k) => shardOf(`s-${k}.bin`, bytes));
   for await (const { bytes } of pieces(base, list, ALL, { fetch })) {
-    assert.ok(many[given++].equals(Buffer.from(bytes)));
+    assert.ok(contents[delivered++].equals(Buffer.from(bytes)));
     await new Promise((resolve) => setTimeout(resolve, 20)); // a slow consumer
-    assert.ok(fetched - given <= 2, `${fetched} fetched, ${given} given`);
+    assert.ok(fetched - delivered <= 2, `${fetched} fetched, ${delivered} delivered`);
   }
-  assert.equal(given, 12);
-  assert.equal(most, 3);
+  assert.equal(delivered, 12);
+  assert.equal(maxRunning, 3);
 });
 
-test("JSON: with a hash, without, wrong, missing, none at all", async () => {
+test("JSON files: with a hash, without one, with a wrong one, missing, invalid", async () => {
   const text = Buffer.from('{"title": "Märchen"}');
   files.set("site.json", text);
   const right = sha256(text);
@@ -514,14 +514,14 @@ test("JSON: with a hash, without, wrong, missing, none at all", async () => {
   };
   await assert.rejects(
     fetchJson(`${base}site.json`, {}, sha256("")),
-    says(`${base}site.json: not what bundle.json says. The site is incomplete.`),
+    says(`${base}site.json: wrong SHA-256. The site is incomplete or was changed.`),
   );
   await assert.rejects(
     fetchJson(`${base}none.json`),
     says(`${base}none.json: status 404. A file of the site is missing.`),
   );
   files.set("page.json", Buffer.from("<!doctype html>"));
-  await assert.rejects(fetchJson(`${base}page.json`), says(`${base}page.json: no JSON. A file of the site is missing.`));
+  await assert.rejects(fetchJson(`${base}page.json`), says(`${base}page.json: invalid JSON. A file of the site is missing.`));
   const reason = new Error("enough");
   await assert.rejects(fetchJson(`${base}site.json`, { signal: AbortSignal.abort(reason) }), reason);
 });

@@ -15,7 +15,7 @@ afterEach(() => {
   workers = [];
 });
 
-/** A worker that serves what `opens` gives, over a real channel: messages are cloned, and come later. */
+/** Returns a fake worker that serves the result of `opens` over a real channel: messages are cloned and asynchronous. */
 function fakeWorker(opens) {
   const { port1, port2 } = new MessageChannel();
   serve(port2, opens);
@@ -39,20 +39,20 @@ function fakeWorker(opens) {
   return worker;
 }
 
-/** What the worker needs of a program. */
+/** A fake of what the worker uses of a program. */
 class Program {
   methods = ["forward", "other"];
   variant = { name: "browser" };
   adapter = { vendor: "none", architecture: "", description: "", software: true };
   bytes = { weights: 10, memory: 20 };
   site = { title: "A site" };
-  done = [];
+  calls = [];
   lost = new Promise((resolve) => (this.lose = resolve));
   signature(name) {
     return { inputs: [{ name: `x of ${name}`, dtype: "float32", shape: [2], dynamic: false }], outputs: [] };
   }
   async run(inputs, { method, signal }) {
-    this.done.push(inputs);
+    this.calls.push(inputs);
     if (method === "forever") await new Promise((_, reject) => (signal.onabort = () => reject(signal.reason)));
     if (method === "wrong") throw new InvalidInput("input 0 of wrong must be float32 [2]: give two values");
     if (method === "bug") return undefined.x;
@@ -63,23 +63,23 @@ class Program {
     for (let done = 1; done <= 100; done++) onProgress({ stage: "kernels", done, total: 100, method });
   }
   reset(method) {
-    this.done.push(["reset", method]);
+    this.calls.push(["reset", method]);
   }
   async selfcheck() {
     return { ok: true, error: 1e-7, tolerance: 1e-3 };
   }
 }
 
-/** What the worker needs of a language model. It gives words, one each `ms`. */
+/** A fake of what the worker uses of a language model. It generates a word every `ms`. */
 class Model {
   language = { vocabulary: 9, context: 32 };
   program = new Program();
-  given = 0;
+  generated = 0;
   constructor(ms = 0) {
     this.ms = ms;
   }
   reset() {
-    this.program.done.push("emptied");
+    this.program.calls.push("emptied");
   }
   stream(prompt, { maxTokens = 5, signal, fails, continues = { text: "", tokens: [], logprobs: [] } }) {
     if (prompt === "") throw new InvalidInput("the prompt is empty: give at least one token");
@@ -105,7 +105,7 @@ class Model {
             generation.finishReason = "cancelled";
             return;
           }
-          model.given++;
+          model.generated++;
           generation.tokens.push(k);
           generation.logprobs.push(-k);
           generation.timings.decodeTokens = k;
@@ -129,22 +129,22 @@ const withProgram = async () => {
   return { program, worker, remote: await connect("http://site/", { worker }) };
 };
 
-test("connect loads with the options, tells of progress, and what there is", async () => {
+test("connect loads with the options, reports progress and returns site and info", async () => {
   const program = new Program();
-  const asked = [];
+  const opened = [];
   const worker = fakeWorker(async (url, { onProgress, signal, ...options }) => {
-    asked.push(url, options);
+    opened.push(url, options);
     for (let done = 0; done <= 1000; done++) onProgress({ stage: "weights", done, total: 1000 });
     assert.equal(signal.aborted, false);
     return { program };
   });
-  const seen = [];
-  const onProgress = (progress) => seen.push(progress);
+  const reports = [];
+  const onProgress = (progress) => reports.push(progress);
   const remote = await connect("http://site/here", { worker, onProgress, memory: 5, cache: null });
-  assert.deepEqual(asked, ["http://site/here", { memory: 5, cache: null }]);
-  assert.deepEqual(seen[0], { stage: "weights", done: 0, total: 1000 });
-  assert.deepEqual(seen.at(-1), { stage: "weights", done: 1000, total: 1000 });
-  assert.ok(seen.length < 100, `${seen.length} messages`);
+  assert.deepEqual(opened, ["http://site/here", { memory: 5, cache: null }]);
+  assert.deepEqual(reports[0], { stage: "weights", done: 0, total: 1000 });
+  assert.deepEqual(reports.at(-1), { stage: "weights", done: 1000, total: 1000 });
+  assert.ok(reports.length < 100, `${reports.length} messages`);
   assert.deepEqual(remote.site, { title: "A site" });
   assert.deepEqual(remote.info, {
     methods: ["forward", "other"],
@@ -156,11 +156,11 @@ test("connect loads with the options, tells of progress, and what there is", asy
   });
 });
 
-test("run: typed arrays, tensors, lists; the caller keeps his, only the bytes in view travel", async () => {
+test("run takes typed arrays, tensors and lists; the caller keeps them, and only the bytes in view are sent", async () => {
   const { program, remote } = await withProgram();
-  const whole = new Float32Array(1000).fill(3);
+  const memory = new Float32Array(1000).fill(3);
   const inputs = [
-    whole.subarray(10, 12),
+    memory.subarray(10, 12),
     { dtype: "int64", shape: [1], data: BigInt64Array.of(5n) },
     [[1, 2]],
     4,
@@ -169,32 +169,32 @@ test("run: typed arrays, tensors, lists; the caller keeps his, only the bytes in
   const [tensor, number] = await remote.run(inputs);
   assert.deepEqual(tensor, { dtype: "float32", shape: [2], data: Float32Array.of(6, 6) });
   assert.equal(number, 7);
-  assert.deepEqual(program.done[0], [Float32Array.of(3, 3), inputs[1], [[1, 2]], 4, null]);
-  assert.equal(program.done[0][0].buffer.byteLength, 8);
-  assert.equal(whole.length, 1000);
+  assert.deepEqual(program.calls[0], [Float32Array.of(3, 3), inputs[1], [[1, 2]], 4, null]);
+  assert.equal(program.calls[0][0].buffer.byteLength, 8);
+  assert.equal(memory.length, 1000);
   assert.equal(inputs[1].data.length, 1);
 });
 
-test("calls overlap; each gets its own answer", async () => {
+test("concurrent calls each get their own answer", async () => {
   const { remote } = await withProgram();
-  const given = [1, 2, 3, 4].map((k) => remote.run([Float32Array.of(k, k)]));
+  const runs = [1, 2, 3, 4].map((k) => remote.run([Float32Array.of(k, k)]));
   assert.deepEqual(
-    (await Promise.all(given)).map(([{ data }]) => data[0]),
+    (await Promise.all(runs)).map(([{ data }]) => data[0]),
     [2, 4, 6, 8],
   );
 });
 
 test("prepare, reset, selfcheck", async () => {
   const { program, remote } = await withProgram();
-  const seen = [];
-  await remote.prepare({ method: "forward", onProgress: (progress) => seen.push(progress) });
-  assert.deepEqual(seen.at(-1), { stage: "kernels", done: 100, total: 100, method: "forward" });
+  const reports = [];
+  await remote.prepare({ method: "forward", onProgress: (progress) => reports.push(progress) });
+  assert.deepEqual(reports.at(-1), { stage: "kernels", done: 100, total: 100, method: "forward" });
   await remote.reset("other");
-  assert.deepEqual(program.done, [["reset", "other"]]);
+  assert.deepEqual(program.calls, [["reset", "other"]]);
   assert.deepEqual(await remote.selfcheck(), { ok: true, error: 1e-7, tolerance: 1e-3 });
 });
 
-test("errors keep their class; what is none of ours says what it was", async () => {
+test("errors of ptegpu keep their class; others become a PtegpuError with the class in the message", async () => {
   const { remote } = await withProgram();
   await assert.rejects(remote.run([[1]], { method: "wrong" }), (error) => {
     assert.ok(error instanceof InvalidInput);
@@ -208,12 +208,12 @@ test("errors keep their class; what is none of ours says what it was", async () 
   });
   await assert.rejects(async () => {
     for await (const _ of remote.stream("hello"));
-  }, /this site has no language model; use run\(\)/);
+  }, /this site has no language model: use run\(\)/);
   await assert.rejects(remote.run([() => 1]), { name: "DataCloneError" });
-  assert.equal((await remote.run([[1, 2]]))[1], 7); // and it goes on
+  assert.equal((await remote.run([[1, 2]]))[1], 7); // the connection still works
 });
 
-test("an abort rejects with its reason, at once, and ends the call in the worker", async () => {
+test("an abort immediately rejects with its reason, and ends the call in the worker", async () => {
   const { remote, worker } = await withProgram();
   const reason = new Error("enough");
   await assert.rejects(remote.run([], { signal: AbortSignal.abort(reason) }), reason);
@@ -225,11 +225,11 @@ test("an abort rejects with its reason, at once, and ends the call in the worker
   const { id } = worker.sent.at(-1);
   assert.equal(worker.sent.at(-1).name, "abort");
   await until(() => worker.received.at(-1).id === id);
-  assert.equal(worker.received.at(-1).id, id); // answered: nothing is left there
+  assert.equal(worker.received.at(-1).id, id); // the call was answered, so it ended there
   assert.equal((await remote.run([[1, 2]], { signal: new AbortController().signal }))[1], 7);
 });
 
-test("connect: an abort and an error end the worker", async () => {
+test("an abort or an error of connect terminates the worker", async () => {
   const reason = new Error("enough");
   const stop = new AbortController();
   let inWorker;
@@ -251,24 +251,24 @@ test("connect: an abort and an error end the worker", async () => {
   assert.equal(unused.sent.length, 0);
 });
 
-test("a worker that does not start is an error that says so", async () => {
+test("connect rejects with BadBundle if the worker does not start", async () => {
   const worker = fakeWorker(() => new Promise(() => {}));
   const connecting = connect("http://site/", { worker });
   worker.dispatchEvent(new Event("error"));
   await assert.rejects(connecting, (error) => {
     assert.ok(error instanceof BadBundle);
-    assert.equal(error.message, "the worker did not start: are worker.js and ptegpu.js there, next to each other?");
+    assert.equal(error.message, "the worker did not start: check that worker.js and ptegpu.js are in the same folder");
     return true;
   });
   assert.equal(worker.terminated, 1);
   await assert.rejects(connect("http://site/", { worker: "worker.js" }), (error) => {
-    assert.ok(error instanceof BadBundle); // node has no Worker of the web
-    assert.match(error.message, /^the worker cannot start \(.*\): serve worker\.js from the page's own origin$/);
+    assert.ok(error instanceof BadBundle); // node has no web Worker
+    assert.match(error.message, /^cannot start the worker \(.*\): serve worker\.js from the page's own origin$/);
     return true;
   });
 });
 
-test("a worker that fails later rejects what waits, and says so by lost", async () => {
+test("a worker that fails later rejects open calls and resolves lost", async () => {
   const { remote, worker } = await withProgram();
   const run = remote.run([], { method: "forever" });
   const event = new Event("error");
@@ -282,23 +282,23 @@ test("a worker that fails later rejects what waits, and says so by lost", async 
 
 test("lost resolves with a DeviceLost", async () => {
   const { program, remote } = await withProgram();
-  program.lose(new DeviceLost("the GPU is gone (reset): load again"));
+  program.lose(new DeviceLost("the GPU was lost (reset): load again"));
   const error = await remote.lost;
   assert.ok(error instanceof DeviceLost);
-  assert.equal(error.message, "the GPU is gone (reset): load again");
+  assert.equal(error.message, "the GPU was lost (reset): load again");
 });
 
-test("a GPU that is lost while something runs rejects that, and what comes after, with why", async () => {
+test("after the loss of the GPU, open and later calls reject with DeviceLost", async () => {
   const { program, remote, worker } = await withProgram();
   const run = remote.run([], { method: "forever" });
-  program.lose(new DeviceLost("the GPU is gone (reset): load again"));
+  program.lose(new DeviceLost("the GPU was lost (reset): load again"));
   await assert.rejects(run, DeviceLost);
   await assert.rejects(remote.run([[1, 2]]), DeviceLost);
   assert.ok((await remote.lost) instanceof DeviceLost);
   assert.equal(worker.terminated, 1);
 });
 
-test("stream: goes on where another one broke off", async () => {
+test("stream: continues an interrupted generation", async () => {
   const { remote } = await withModel();
   const broken = remote.stream("hello", { maxTokens: 5, fails: 2 });
   await assert.rejects(async () => {
@@ -313,10 +313,10 @@ test("stream: goes on where another one broke off", async () => {
   assert.deepEqual(stream.generation.logprobs, [-0, -1, -2, -3, -4]);
 });
 
-test("dispose ends the worker once, rejects what waits, and is no loss", async () => {
+test("dispose terminates the worker once and rejects open calls, but does not resolve lost", async () => {
   const { remote, worker } = await withProgram();
   const run = remote.run([], { method: "forever" });
-  remote.lost.then(() => assert.fail("disposed is not lost"));
+  remote.lost.then(() => assert.fail("lost resolved"));
   remote.dispose();
   remote.dispose();
   const says = { name: "ExecutionError", message: "the model was disposed" };
@@ -326,7 +326,7 @@ test("dispose ends the worker once, rejects what waits, and is no loss", async (
   await tick(20);
 });
 
-test("stream: pieces, and a generation as the model's own", async () => {
+test("stream: yields pieces, and its generation equals the model's", async () => {
   const { model, remote } = await withModel();
   assert.deepEqual(remote.info.language, model.language);
   const stream = remote.stream([{ role: "user", content: "hello" }], { maxTokens: 4 });
@@ -346,52 +346,52 @@ test("stream: pieces, and a generation as the model's own", async () => {
     finishReason: "length",
     timings: { decodeTokens: 3 },
   });
-  for await (const _ of stream) assert.fail("it is over");
+  for await (const _ of stream) assert.fail("a stream that ended yielded again");
   await remote.reset();
-  assert.deepEqual(model.program.done, ["emptied"]);
+  assert.deepEqual(model.program.calls, ["emptied"]);
 });
 
-test("stream: begins when it is iterated; without a piece there is still a generation", async () => {
+test("stream: starts with the first iteration; a generation without pieces is complete, too", async () => {
   const { remote, worker } = await withModel();
   const before = worker.sent.length;
   const stream = remote.stream("hello", { maxTokens: 0 });
   await tick(10);
   assert.equal(worker.sent.length, before);
-  for await (const _ of stream) assert.fail("nothing comes");
+  for await (const _ of stream) assert.fail("a piece without tokens");
   assert.equal(stream.generation.finishReason, "length");
   assert.equal(stream.generation.seed, 3);
 });
 
-test("stream: a slow page gets larger pieces, and holds nothing up", async () => {
+test("stream: a slow page gets larger pieces and does not slow the model down", async () => {
   const { model, remote, worker } = await withModel(1);
   const stream = remote.stream("hello", { maxTokens: 40 });
   const pieces = [];
   for await (const piece of stream) {
     pieces.push(piece);
-    await until(() => model.given === 40); // nothing waits for this page
-    assert.equal(model.given, 40);
+    await until(() => model.generated === 40); // the model does not wait for this page
+    assert.equal(model.generated, 40);
   }
   assert.ok(pieces.length < 10, `${pieces.length} pieces`);
   assert.equal(pieces.join(""), stream.generation.text);
   assert.equal(stream.generation.tokens.length, 40);
-  const waiting = worker.received.filter(({ news }) => news).length;
-  assert.ok(waiting < 12, `${waiting} messages`);
+  const messages = worker.received.filter(({ news }) => news).length;
+  assert.ok(messages < 12, `${messages} messages`);
 });
 
-test("stream: leaving the loop cancels, and waits until the model is free", async () => {
+test("stream: leaving the loop cancels and waits until the model is free", async () => {
   const { model, remote } = await withModel(2);
   const stream = remote.stream("hello", { maxTokens: 1000 });
   for await (const _ of stream) if (stream.generation.tokens.length >= 3) break;
-  const { given } = model;
-  assert.ok(given < 1000);
+  const { generated } = model;
+  assert.ok(generated < 1000);
   assert.equal(stream.generation.finishReason, "cancelled");
   await tick(20);
-  assert.equal(model.given, given);
+  assert.equal(model.generated, generated);
   for await (const _ of remote.stream("again", { maxTokens: 2 }));
-  assert.equal(model.given, given + 2);
+  assert.equal(model.generated, generated + 2);
 });
 
-test("stream: cancel ends the loop, also before it begins", async () => {
+test("stream: cancel ends the loop, also before it starts", async () => {
   const { remote, worker } = await withModel(2);
   const stream = remote.stream("hello", { maxTokens: 1000 });
   let pieces = 0;
@@ -401,7 +401,7 @@ test("stream: cancel ends the loop, also before it begins", async () => {
   const never = remote.stream("hello");
   never.cancel();
   const before = worker.sent.length;
-  for await (const _ of never) assert.fail("nothing comes");
+  for await (const _ of never) assert.fail("a piece of a cancelled stream");
   assert.equal(never.generation.finishReason, "cancelled");
   assert.equal(worker.sent.length, before);
 });
@@ -421,13 +421,13 @@ test("stream: an abort throws its reason", async () => {
   assert.deepEqual(after, []);
   assert.equal(stream.generation.finishReason, "cancelled");
   const { id } = worker.sent.at(-1);
-  await until(() => worker.received.some((message) => message.id === id && message.error)); // it ended there, too
-  const { given } = model;
+  await until(() => worker.received.some((message) => message.id === id && message.error)); // it ended in the worker
+  const { generated } = model;
   await tick(20);
-  assert.equal(model.given, given);
+  assert.equal(model.generated, generated);
 });
 
-test("stream: an error comes after the text before it; a bad prompt is one", async () => {
+test("stream: an error is thrown after the text before it; an invalid prompt is an error", async () => {
   const { remote } = await withModel();
   const stream = remote.stream("hello", { maxTokens: 9, fails: 2 });
   let text = "";
@@ -447,7 +447,7 @@ test("stream: an error comes after the text before it; a bad prompt is one", asy
   );
 });
 
-test("stream: two at once", async () => {
+test("stream: two run concurrently", async () => {
   const { remote } = await withModel(1);
   const all = async (count) => {
     let text = "";

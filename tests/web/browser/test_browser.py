@@ -185,7 +185,7 @@ def test_a_page_shows_its_own_site_and_reaches_no_other(job: Job) -> None:
 
 
 def test_other_states_of_pages(job: Job) -> None:
-    value = job["pages with made-up models"]
+    value = job["pages with fake models"]
     assert 9 == len(value)
     assert {name: [] for name in value} == value
 

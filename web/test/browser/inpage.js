@@ -1,23 +1,23 @@
-// What the browser job runs inside a page. Arrays cross as {dtype, shape, data}, data a list of numbers.
+// The functions that the browser job runs inside a page. Arrays are passed as {dtype, shape, data}, data a list.
 
 const core = (site) => import(new URL("ptegpu.js", site).href);
 const llm = (site) => import(new URL("llm.js", site).href);
 
-/** What is thrown, as data. */
-const told = (error) => ({
+/** Returns an error as data. */
+const described = (error) => ({
   code: error instanceof DOMException ? error.name : (error?.code ?? "?"),
   message: String(error?.message ?? error),
 });
 
-/** What `work` throws; nothing, if it throws nothing. */
-const thrown = (work) => work().then(() => null, told);
+/** Returns the error that `work` throws, or null. */
+const thrown = (work) => work().then(() => null, described);
 
 const plain = (value) =>
   value?.data ? { dtype: value.dtype, shape: [...value.shape], data: Array.from(value.data, Number) } : value;
 
-const taken = (Tensor, value) => (value?.data ? new Tensor(value.dtype, value.shape, value.data) : value);
+const toTensor = (Tensor, value) => (value?.data ? new Tensor(value.dtype, value.shape, value.data) : value);
 
-/** Runs calls in order, and returns what each gives. */
+/** Runs calls in order and returns the outputs of each. */
 export async function runs(site, calls, options = {}) {
   const { load, Tensor } = await core(site);
   const program = await load(site, options);
@@ -25,7 +25,7 @@ export async function runs(site, calls, options = {}) {
     const outputs = [];
     for (const { method, inputs, reset } of calls) {
       if (reset) program.reset();
-      outputs.push((await program.run(inputs.map((v) => taken(Tensor, v)), { method })).map(plain));
+      outputs.push((await program.run(inputs.map((v) => toTensor(Tensor, v)), { method })).map(plain));
     }
     const { methods, variant, adapter, bytes } = program;
     const check = program.site.check ? await program.selfcheck() : null;
@@ -35,7 +35,7 @@ export async function runs(site, calls, options = {}) {
   }
 }
 
-/** Loads while stages are noted, and runs once. Once `cutAt` bytes of weights are here, the server breaks the rest off. */
+/** Loads, records the stages and runs once. After `cutAt` bytes of weights, the server breaks held connections. */
 export async function visit(site, call, { cutAt } = {}) {
   const { load, Tensor } = await core(site);
   const stages = [];
@@ -45,126 +45,126 @@ export async function visit(site, call, { cutAt } = {}) {
   };
   const program = await load(site, { onProgress });
   await program.prepare();
-  const outputs = (await program.run(call.inputs.map((v) => taken(Tensor, v)), { method: call.method })).map(plain);
+  const outputs = (await program.run(call.inputs.map((v) => toTensor(Tensor, v)), { method: call.method })).map(plain);
   program.dispose();
   const weights = stages.filter(({ stage }) => stage === "weights");
   return { outputs, last: weights.at(-1) ?? null, order: [...new Set(stages.map(({ stage }) => stage))] };
 }
 
-/** Begins to load, and never waits. */
+/** Starts to load without awaiting it. */
 export async function begin(site) {
   const { load } = await core(site);
   globalThis.loading = thrown(() => load(site));
 }
 
-/** All that this origin has in caches. */
+/** Returns all cache entries of this origin. */
 async function entries() {
   const all = await Promise.all((await caches.keys()).map((name) => caches.open(name)));
   return (await Promise.all(all.map(async (cache) => (await cache.keys()).map((key) => ({ cache, key }))))).flat();
 }
 
-/** How many that are. */
+/** Returns the number of cache entries. */
 export const kept = async () => (await entries()).length;
 
-/** Changes a byte of each, and says how many that were. */
+/** Changes a byte of each cache entry and returns their number. */
 export async function spoil() {
   const all = await entries();
   for (const { cache, key } of all) {
-    const found = await cache.match(key);
-    const bytes = new Uint8Array(await found.arrayBuffer());
+    const response = await cache.match(key);
+    const bytes = new Uint8Array(await response.arrayBuffer());
     bytes[bytes.length >> 1] ^= 1;
-    await cache.put(key, new Response(bytes, { headers: found.headers }));
+    await cache.put(key, new Response(bytes, { headers: response.headers }));
   }
   return all.length;
 }
 
-/** Makes the cache fail: when it is opened, when it is asked, when it is filled. */
-export function breakCache(how) {
+/** Makes one operation of the cache fail: "open", "match" or "put". */
+export function breakCache(operation) {
   const refuse = async () => { throw new DOMException("no room", "QuotaExceededError"); };
-  if (how === "open") CacheStorage.prototype.open = refuse;
-  if (how === "match") Cache.prototype.match = refuse;
-  if (how === "put") Cache.prototype.put = refuse;
+  if (operation === "open") CacheStorage.prototype.open = refuse;
+  if (operation === "match") Cache.prototype.match = refuse;
+  if (operation === "put") Cache.prototype.put = refuse;
 }
 
-/** Generates for every request, with what is needed to compare. */
+/** Generates for every request; returns everything that the test compares. */
 export async function generations(site, requests) {
   const { loadLanguageModel } = await llm(site);
   const model = await loadLanguageModel(site);
   try {
-    const found = [];
+    const results = [];
     for (const { prompt, options, reset } of requests) {
       if (reset) model.reset();
       const stream = model.stream(prompt, options);
       let text = "";
       for await (const piece of stream) text += piece;
       const { tokens, logprobs, finishReason, timings, promptTokens } = stream.generation;
-      found.push({ text, tokens: [...tokens], logprobs: [...logprobs], finishReason, timings, promptTokens });
+      results.push({ text, tokens: [...tokens], logprobs: [...logprobs], finishReason, timings, promptTokens });
     }
-    return { found, check: await model.program.selfcheck() };
+    return { found: results, check: await model.program.selfcheck() };
   } finally {
     model.dispose();
   }
 }
 
-/** Every error that a caller can meet, by the way it came about. */
+/** Causes every error and returns them by cause. */
 export async function errors(sites, calls) {
   const { load, Tensor } = await core(sites.digits);
-  const found = {};
+  const byCause = {};
   const opened = (site, options) => thrown(() => load(site, options));
   const { requestAdapter } = GPU.prototype;
   GPU.prototype.requestAdapter = async () => null;
-  found.NoAdapter = await opened(sites.digits);
+  byCause.NoAdapter = await opened(sites.digits);
   GPU.prototype.requestAdapter = requestAdapter;
-  found.MissingFeature = await opened(sites.halves);
-  found.OutOfMemory = await opened(sites.digits, { memory: 1000 });
-  found.UnsupportedProgram = await opened(sites.hosted);
-  found.BadBundle = await opened(sites.nowhere);
-  found["BadBundle, no JSON"] = await opened(sites.html);
-  found["BadBundle, changed"] = await opened(sites.changed);
-  found.BadShard = await opened(sites.corrupt, { cache: null });
+  byCause.MissingFeature = await opened(sites.halves);
+  byCause.OutOfMemory = await opened(sites.digits, { memory: 1000 });
+  byCause.UnsupportedProgram = await opened(sites.hosted);
+  byCause.BadBundle = await opened(sites.nowhere);
+  byCause["BadBundle, no JSON"] = await opened(sites.html);
+  byCause["BadBundle, changed"] = await opened(sites.changed);
+  byCause.BadShard = await opened(sites.corrupt, { cache: null });
   const stop = new AbortController();
   stop.abort();
-  found.AbortError = await opened(sites.digits, { signal: stop.signal });
+  byCause.AbortError = await opened(sites.digits, { signal: stop.signal });
 
   const adapter = await navigator.gpu.requestAdapter();
   const device = await adapter.requestDevice();
   const lost = await load(sites.digits, { adapter, device });
-  const inputs = (call) => call.inputs.map((v) => taken(Tensor, v));
+  const inputs = (call) => call.inputs.map((v) => toTensor(Tensor, v));
   await lost.run(inputs(calls.digits));
   const running = thrown(() => lost.run(inputs(calls.digits)));
   device.destroy();
-  found["DeviceLost, running"] = await running;
-  found["DeviceLost, told"] = told(await lost.lost);
-  found.DeviceLost = await thrown(() => lost.run(inputs(calls.digits)));
+  byCause["DeviceLost, running"] = await running;
+  byCause["DeviceLost, lost"] = described(await lost.lost);
+  byCause.DeviceLost = await thrown(() => lost.run(inputs(calls.digits)));
   lost.dispose();
 
   const digits = await load(sites.digits);
-  found.InvalidInput = await thrown(() => digits.run([]));
-  found["InvalidInput, shape"] = await thrown(() => digits.run([new Tensor("float32", [3], [1, 2, 3])]));
-  found["InvalidInput, method"] = await thrown(() => digits.run(inputs(calls.digits), { method: "backward" }));
-  found["still runs"] = await thrown(() => digits.run(inputs(calls.digits)));
+  byCause.InvalidInput = await thrown(() => digits.run([]));
+  byCause["InvalidInput, shape"] = await thrown(() => digits.run([new Tensor("float32", [3], [1, 2, 3])]));
+  byCause["InvalidInput, method"] = await thrown(() => digits.run(inputs(calls.digits), { method: "backward" }));
+  byCause["still runs"] = await thrown(() => digits.run(inputs(calls.digits)));
   digits.dispose();
-  found.ExecutionError = await thrown(() => digits.run(inputs(calls.digits)));
+  byCause.ExecutionError = await thrown(() => digits.run(inputs(calls.digits)));
 
   const encoder = await load(sites.encoder);
   const [ids, mask] = inputs(calls.encoder);
   const outside = new Tensor("int64", ids.shape, Array.from(ids.data, () => 50n));
-  found.IndexOutOfRange = await thrown(() => encoder.run([outside, mask]));
-  found["encoder still runs"] = await thrown(() => encoder.run([ids, mask]));
+  byCause.IndexOutOfRange = await thrown(() => encoder.run([outside, mask]));
+  byCause["encoder still runs"] = await thrown(() => encoder.run([ids, mask]));
   encoder.dispose();
-  return found;
+  return byCause;
 }
 
-/** What happens without WebGPU. */
+/** Returns the error of a page without WebGPU. */
 export const withoutGpu = async (site) => thrown(async () => (await core(site)).load(site));
 
-/** Counts buffers and devices that are made and destroyed from now on. */
+/** Counts live buffers and devices from now on. */
 function counted() {
   const alive = { buffers: 0, bytes: 0, devices: 0 };
   const { createBuffer, destroy: leave } = GPUDevice.prototype;
   const { destroy } = GPUBuffer.prototype;
   const { requestDevice } = GPUAdapter.prototype;
-  const known = new Set();
+  const buffers = new Set();
   GPUAdapter.prototype.requestDevice = async function (...args) {
     alive.devices++;
     return requestDevice.apply(this, args);
@@ -174,14 +174,14 @@ function counted() {
     return leave.call(this);
   };
   GPUDevice.prototype.createBuffer = function (descriptor) {
-    const made = createBuffer.call(this, descriptor);
-    known.add(made);
+    const buffer = createBuffer.call(this, descriptor);
+    buffers.add(buffer);
     alive.buffers++;
-    alive.bytes += made.size;
-    return made;
+    alive.bytes += buffer.size;
+    return buffer;
   };
   GPUBuffer.prototype.destroy = function () {
-    if (known.delete(this)) {
+    if (buffers.delete(this)) {
       alive.buffers--;
       alive.bytes -= this.size;
     }
@@ -190,21 +190,21 @@ function counted() {
   return alive;
 }
 
-/** Loads, runs and disposes again and again; says what is alive after each. */
+/** Loads, runs and disposes repeatedly; returns what is alive afterwards. */
 export async function rounds(site, call, count) {
   const { load, Tensor } = await core(site);
   globalThis.alive ??= counted();
   const left = [];
   for (let k = 0; k < count; k++) {
     const program = await load(site, { methods: [call.method] });
-    await program.run(call.inputs.map((v) => taken(Tensor, v)), { method: call.method });
+    await program.run(call.inputs.map((v) => toTensor(Tensor, v)), { method: call.method });
     program.dispose();
     left.push({ ...globalThis.alive });
   }
   return { left: left.at(-1), most: Math.max(...left.map(({ bytes }) => bytes)) };
 }
 
-/** Frames of the page while something goes on: how long that takes, how many a second, and the longest gap in ms. */
+/** Measures the page's frames during `work`: duration, frames per second, and the longest gap in ms. */
 async function frames(work) {
   let going = true;
   const times = [];

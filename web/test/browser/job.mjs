@@ -1,4 +1,4 @@
-// The browser job: one Chromium runs all sites that FOLDER/job.json names, and FOLDER/results.json has what came out.
+// The browser job: runs all sites in FOLDER/job.json in one Chromium and writes the results to FOLDER/results.json.
 //   node web/test/browser/job.mjs FOLDER [FOLDER for screenshots] [ADDRESS of a server with a key, and two models]
 import { mkdirSync, readFileSync, writeFileSync } from "node:fs";
 import { dirname, join, resolve } from "node:path";
@@ -7,10 +7,10 @@ import { chromium } from "playwright-core";
 import { audit, check, draw, shoot, states } from "../pages.check.mjs";
 import { serve } from "./server.mjs";
 
-const LIMIT = 900, STEP = 240; // seconds that the whole job and each step may take before they count as hung
+const LIMIT = 900, STEP = 240; // time limits of the job and of each step, in seconds
 const FLAGS = [
   "--headless=new", "--no-sandbox", "--enable-unsafe-webgpu", "--use-webgpu-adapter=swiftshader",
-  "--host-resolver-rules=MAP insecure.test 127.0.0.1", // a page that is not secure: no WebGPU there
+  "--host-resolver-rules=MAP insecure.test 127.0.0.1", // an insecure page, which has no WebGPU
 ];
 const WEIGHTS = /shard-\d+\.bin$/;
 
@@ -27,26 +27,26 @@ const executablePath = process.env.PTEGPU_CHROMIUM || "/usr/bin/chromium";
 const ignoreDefaultArgs = ["--headless"];
 const browser = await chromium.launch({ executablePath, args: FLAGS, ignoreDefaultArgs, timeout: 30_000 });
 
-/** The address of a site. */
+/** Returns the address of a site. */
 const at = (/** @type {string} */ site, host = "127.0.0.1") => `http://${host}:${server.port}/under/a%20path/${site}/`;
 
-/** A page that runs functions of inpage.js. Contexts share caches, like visits of one visitor. */
+/** Opens a page that runs functions of inpage.js. Pages of a context share caches, like visits of one visitor. */
 async function open(context, address = `${server.url}/blank`) {
   const page = await context.newPage();
   page.setDefaultTimeout(1000 * STEP);
   await page.goto(address);
   return Object.assign(page, {
-    call: (/** @type {string} */ name, /** @type {any[]} */ ...given) =>
-      page.evaluate(async ([name, given]) => (await import("/test/inpage.js"))[name](...given), [name, given]),
+    call: (/** @type {string} */ name, /** @type {any[]} */ ...args) =>
+      page.evaluate(async ([name, args]) => (await import("/test/inpage.js"))[name](...args), [name, args]),
   });
 }
 
-/** Seconds of processor time that the browser has taken. */
+/** Returns the browser's processor time in seconds. */
 const system = await browser.newBrowserCDPSession();
 const processes = async () => (await system.send("SystemInfo.getProcessInfo")).processInfo;
 const spent = async () => (await processes()).reduce((sum, { cpuTime }) => sum + cpuTime, 0);
 
-/** Notes what `work` gives, or how it failed, or that it took too long. */
+/** Records the result of `work`, or its error, or that it exceeded the time limit. */
 async function step(name, work) {
   if (!name.match(process.env.ONLY ?? "")) return;
   const begun = performance.now();
@@ -92,27 +92,27 @@ await step("language model", async (context) => (await open(context)).call("gene
 
 const { digits } = job.calls;
 await step("visits", async (context) => {
-  const found = [];
+  const report = [];
   for (const name of ["first", "second", "spoiled", "third"]) {
     const page = await open(context);
     const spoiled = name === "spoiled" ? await page.call("spoil") : null;
     server.log.length = 0;
     const visit = await page.call("visit", at("digits"), digits);
-    found.push({ name, spoiled, ...visit, weights: server.sent(WEIGHTS), all: server.sent(/./).bytes });
+    report.push({ name, spoiled, ...visit, weights: server.sent(WEIGHTS), all: server.sent(/./).bytes });
     await page.close();
   }
-  return found;
+  return report;
 });
 
 await step("failing cache", async (context) => {
-  const found = [];
-  for (const how of ["open", "match", "put"]) {
+  const report = [];
+  for (const operation of ["open", "match", "put"]) {
     const page = await open(context);
-    await page.call("breakCache", how);
-    found.push({ how, ...(await page.call("visit", at("digits"), digits)) });
+    await page.call("breakCache", operation);
+    report.push({ how: operation, ...(await page.call("visit", at("digits"), digits)) });
     await page.close();
   }
-  return found;
+  return report;
 });
 
 await step("reload while loading", async (context) => {
@@ -140,10 +140,10 @@ await step("errors", async (context) => {
   const page = await open(context);
   const names = ["digits", "halves", "hosted", "nowhere", "html", "changed", "corrupt", "encoder"];
   server.faults.set("/corrupt/shard-000.bin", { corrupt: true });
-  const found = await page.call("errors", Object.fromEntries(names.map((name) => [name, at(name)])), job.calls);
+  const report = await page.call("errors", Object.fromEntries(names.map((name) => [name, at(name)])), job.calls);
   const insecure = await open(context, `http://insecure.test:${server.port}/blank`);
-  found.NoWebGPU = await insecure.call("withoutGpu", at("digits", "insecure.test"));
-  return found;
+  report.NoWebGPU = await insecure.call("withoutGpu", at("digits", "insecure.test"));
+  return report;
 });
 
 await step("rounds", async (context) => {
@@ -155,24 +155,24 @@ await step("rounds", async (context) => {
     const resident = Number(readFileSync(`/proc/${gpu.id}/statm`, "utf8").split(" ")[1]) * 4096;
     return { heap: (await tools.send("Runtime.getHeapUsage")).usedSize, gpu: resident };
   };
-  const found = [];
+  const report = [];
   for (const count of [20, 40, 40]) {
     const alive = await page.call("rounds", at("methods"), job.calls.methods, count);
-    found.push({ count, ...alive, memory: await memory() });
+    report.push({ count, ...alive, memory: await memory() });
   }
-  return found;
+  return report;
 });
 
 await step("worker", async (context) => {
   const page = await open(context);
-  const found = await page.call("worker", "/web/src/client.js", at("tales"), requests[0], at("nowhere"));
-  const told = ({ fps, longest }) => `${fps.toFixed(0)} frames a second, ${longest.toFixed(0)} ms at most`;
-  console.log(`  loading: ${told(found.loading)}; generating: ${told(found.generating)}`);
-  return found;
+  const report = await page.call("worker", "/web/src/client.js", at("tales"), requests[0], at("nowhere"));
+  const summary = ({ fps, longest }) => `${fps.toFixed(0)} frames a second, ${longest.toFixed(0)} ms at most`;
+  console.log(`  loading: ${summary(report.loading)}; generating: ${summary(report.generating)}`);
+  return report;
 });
 
 /**
- * What a visitor does on each page, and what is there then.
+ * Actions of a visitor on each page; each returns the text shown afterwards.
  * @type {Record<string, (page: import("playwright-core").Page) => Promise<string>>}
  */
 const ACTS = {
@@ -211,21 +211,21 @@ for (const [site, act] of Object.entries(ACTS))
   });
 
 const STATES = /^(tale-stopped|tale-lost|tale-sent-in-error|chat-busy|chat-settings|photo-ready|photo-no-picture|task-answered|error-NoWebGPU)$/; // pages.check.mjs runs all
-await step("pages with made-up models", () => states(browser, `${server.url}/web/pages/`, { only: STATES }));
+await step("pages with fake models", () => states(browser, `${server.url}/web/pages/`, { only: STATES }));
 
 await step("served page", async (context) => {
   const page = await open(context, served);
   const heard = /** @type {string[]} */ ([]);
   page.on("console", (m) => m.type() === "error" && heard.push(m.text())).on("pageerror", (e) => heard.push(e.message));
   const text = (/** @type {string} */ where) => page.textContent(where);
-  const found = { problems: await audit(page), heard };
-  await page.fill("#key", "a key that is none");
+  const report = { problems: await audit(page), heard };
+  await page.fill("#key", "a wrong key");
   await page.press("#key", "Enter");
   await page.waitForFunction(() => document.getElementById("unlock-note")?.textContent?.includes("does not know"));
   await page.fill("#key", job.served.key);
   await page.press("#key", "Enter");
   await page.waitForFunction(() => document.body.dataset.state === "ready");
-  found.problems.push(...(await audit(page)));
+  report.problems.push(...(await audit(page)));
   const set = async (/** @type {Record<string, number>} */ values) => {
     await page.click("#settings-open");
     for (const [name, value] of Object.entries(values)) await page.fill(`#${name}`, String(value));
@@ -236,42 +236,42 @@ await step("served page", async (context) => {
   await page.waitForFunction(() => (document.querySelector(".turn.model .said")?.textContent ?? "").length > 20);
   await page.keyboard.press("Escape");
   await page.waitForSelector(".turn .row button");
-  found.stopped = [await text(".turn.model .said"), await text(".turn .note")];
+  report.stopped = [await text(".turn.model .said"), await text(".turn .note")];
   await page.selectOption("#model", "tales");
-  found.offers = await page.locator("#examples button").allTextContents();
+  report.offers = await page.locator("#examples button").allTextContents();
   await set(job.served.settings);
   await page.fill("#prompt", job.served.prompt);
   await page.press("#prompt", "Enter");
   await page.waitForSelector("#tale .row button");
-  found.tale = [await text("#tale .text"), await text("#tale .note"), await text("#context"), await page.title()];
+  report.tale = [await text("#tale .text"), await text("#tale .note"), await text("#context"), await page.title()];
   await page.reload(); // the key and the model are remembered
   await page.waitForFunction(() => document.body.dataset.state === "ready");
-  found.again = await page.inputValue("#model");
-  found.stored = await page.evaluate(() => Object.keys(sessionStorage).map((name) => name.replace(location.href, "HERE")));
-  return found;
+  report.again = await page.inputValue("#model");
+  report.stored = await page.evaluate(() => Object.keys(sessionStorage).map((name) => name.replace(location.href, "HERE")));
+  return report;
 });
 
 await step("lost GPU", async (context) => {
   const page = await context.newPage();
   page.setDefaultTimeout(1000 * STEP);
-  // The worker's GPU can be taken away from the page.
-  const taken = `const { requestDevice } = GPUAdapter.prototype;
-    GPUAdapter.prototype.requestDevice = async function (...given) {
-      const device = await requestDevice.apply(this, given);
+  // Lets the page destroy the worker's device.
+  const injected = `const { requestDevice } = GPUAdapter.prototype;
+    GPUAdapter.prototype.requestDevice = async function (...args) {
+      const device = await requestDevice.apply(this, args);
       new BroadcastChannel("GPU").onmessage = () => device.destroy();
       return device;
     };`;
   await page.route("**/worker.js", async (route) => {
     const response = await route.fetch();
-    await route.fulfill({ response, body: taken + (await response.text()) });
+    await route.fulfill({ response, body: injected + (await response.text()) });
   });
   await page.goto(at("tales"));
   await page.waitForFunction(() => document.body.dataset.state === "ready");
   const states = await page.evaluateHandle(() => {
-    const seen = /** @type {string[]} */ ([]);
-    const note = () => seen.push(document.body.dataset.state ?? "");
+    const history = /** @type {string[]} */ ([]);
+    const note = () => history.push(document.body.dataset.state ?? "");
     new MutationObserver(note).observe(document.body, { attributeFilter: ["data-state"] });
-    return seen;
+    return history;
   });
   await page.click("#settings-open");
   for (const [name, value] of Object.entries({ maxTokens: 40, seed: 5 })) await page.fill(`#${name}`, String(value));
@@ -286,20 +286,20 @@ await step("lost GPU", async (context) => {
   };
   const continued = await tale();
   const errors = await page.evaluate(() => !(/** @type {HTMLElement} */ (document.getElementById("error")).hidden));
-  await page.click("#tale .row button:nth-of-type(2)"); // the same again, in one go
+  await page.click("#tale .row button:nth-of-type(2)"); // the same text again, without interruption
   await page.waitForSelector("#tale .row button", { state: "detached" });
   return { continued, whole: await tale(), states: await states.jsonValue(), errors };
 });
 
 await step("another site", async (context) => {
-  const asked = /** @type {string[]} */ ([]);
-  const other = "http://other.test/site/"; // it lets everybody read it
+  const requests = /** @type {string[]} */ ([]);
+  const other = "http://other.test/site/"; // readable from every origin
   await context.route(`${other}**`, (route) => {
-    asked.push(route.request().url());
+    requests.push(route.request().url());
     const headers = { "access-control-allow-origin": "*" };
     route.fulfill({ headers, json: { title: "Other", page: "chat", method: "forward", server: { keys: true } } });
   });
-  const found = { asked, titles: /** @type {string[]} */ ([]), fetched: /** @type {boolean[]} */ ([]) };
+  const report = { asked: requests, titles: /** @type {string[]} */ ([]), fetched: /** @type {boolean[]} */ ([]) };
   const query = `?site=${encodeURIComponent(other)}`;
   const pages = [at("tales") + query, `${at("encoder")}?site=../digits/`, `${server.url}/web/pages/chat.html${query}`];
   for (const address of pages) {
@@ -308,12 +308,12 @@ await step("another site", async (context) => {
     await page.goto(address);
     await page.waitForFunction(() => document.body.dataset.state !== "loading" || document.querySelector("dialog[open]"));
     const error = await page.textContent("#error");
-    found.titles.push(error || (await page.title()));
+    report.titles.push(error || (await page.title()));
     const reach = (/** @type {string} */ url) => fetch(url, { mode: "no-cors" }).then(() => true, () => false);
-    found.fetched.push(await page.evaluate(reach, other));
+    report.fetched.push(await page.evaluate(reach, other));
     await page.close();
   }
-  return found;
+  return report;
 });
 
 await step("unbuilt page", async (context) => {

@@ -1,4 +1,4 @@
-// A static server for tests: it notes what it sends, and fails on demand.
+// A static server for tests that logs what it sends and fails on demand.
 import { readFile } from "node:fs/promises";
 import { createServer } from "node:http";
 import { extname, join, normalize } from "node:path";
@@ -9,8 +9,8 @@ const TYPES = {
 };
 
 /**
- * A module that names a package, with the package's address instead: in workers, browsers have no other way.
- * @param {Buffer} bytes @param {string} web @param {string} prefix where it is served
+ * Replaces a package's name in a module by its address, because workers have no import maps.
+ * @param {Buffer} bytes @param {string} web @param {string} prefix of the address
  */
 async function named(bytes, web, prefix) {
   const [text, name] = / from "(@[\w/]+)"/.exec(String(bytes)) ?? [];
@@ -20,23 +20,23 @@ async function named(bytes, web, prefix) {
 }
 
 /**
- * Serves folders under prefixes, on this machine only. `/blank` is an empty page, `/cut` breaks what is held.
- * Nothing is kept by the browser's own cache, so that `log` has all that a page asked for.
+ * Serves folders under prefixes, on this machine only. `/blank` is an empty page, `/cut` breaks held connections.
+ * Forbids the browser's HTTP cache, so that `log` has every request.
  * @param {Record<string, string>} folders
  */
 export async function serve(folders) {
   /** @type {{path: string, range: boolean, sent: number}[]} */
   const log = [];
-  /** What goes wrong with paths that end so: `corrupt`, `hold` at this share of the bytes, `status`. */
+  /** Faults by the end of a path: `corrupt`, `hold` after this share of the bytes, `status`. */
   const faults = new Map();
-  const held = new Set();
+  const heldResponses = new Set();
 
   async function answer(request, response) {
     const pathname = decodeURIComponent(new URL(request.url, "http://host").pathname);
     if (pathname === "/blank")
       return void response.writeHead(200, { "content-type": TYPES[".html"] }).end("<!doctype html>");
     if (pathname === "/cut") {
-      for (const response of held) response.destroy();
+      for (const response of heldResponses) response.destroy();
       return void response.end();
     }
     const prefix = Object.keys(folders).find((p) => pathname.startsWith(p));
@@ -58,7 +58,7 @@ export async function serve(folders) {
     entry.sent = part.length;
     if (part === bytes) return void response.end(bytes);
     response.write(part);
-    held.add(response);
+    heldResponses.add(response);
   }
 
   const server = createServer((request, response) => {
@@ -71,14 +71,14 @@ export async function serve(folders) {
     url: `http://127.0.0.1:${port}`,
     log,
     faults,
-    /** What was sent of paths that match. */
+    /** Counts requests and bytes of matching paths. */
     sent(/** @type {RegExp} */ pattern) {
-      const found = log.filter(({ path }) => pattern.test(path));
-      const bytes = found.reduce((sum, { sent }) => sum + sent, 0);
-      return { requests: found.length, bytes, ranges: found.filter(({ range }) => range).length };
+      const matches = log.filter(({ path }) => pattern.test(path));
+      const bytes = matches.reduce((sum, { sent }) => sum + sent, 0);
+      return { requests: matches.length, bytes, ranges: matches.filter(({ range }) => range).length };
     },
     close() {
-      for (const response of held) response.destroy();
+      for (const response of heldResponses) response.destroy();
       server.closeAllConnections();
       server.close();
     },

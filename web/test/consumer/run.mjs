@@ -12,8 +12,8 @@ const program = await load(site, { gpu: create([]) });
 const pictures = JSON.parse(readFileSync(0, "utf8"));
 const scores = [];
 for (const picture of pictures) {
-  const [found] = await program.run([new Tensor("float32", [1, 8, 8], picture)]);
-  scores.push(Array.from(found.data));
+  const [output] = await program.run([new Tensor("float32", [1, 8, 8], picture)]);
+  scores.push(Array.from(output.data));
 }
 const wrong = await program.run([1]).catch((error) => error);
 const { adapter, methods } = program;

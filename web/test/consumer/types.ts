@@ -32,6 +32,6 @@ export const kind: InvalidInput = new IndexOutOfRange("an index");
 // @ts-expect-error there is no such option
 load("site/", { colour: "red" });
 // @ts-expect-error a seed is a number
-tale("site/").then((made) => made.seed.trim());
+tale("site/").then((generation) => generation.seed.trim());
 // @ts-expect-error an address is needed
 connect();
