@@ -1,3 +1,5 @@
+"""Metrics, labels and health of a server, and the messages that clients and the log get."""
+
 from __future__ import annotations
 
 import re

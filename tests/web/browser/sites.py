@@ -80,7 +80,7 @@ def programs() -> list[Program]:
 
 
 def mobilenet() -> bytes:
-    """MobileNetV2 with all of its layers, for small images."""
+    """Return MobileNetV2 with all of its layers, for small images."""
     import torch
     from benchmarks.models import MobileNetV2, filled
     from tests.exporting import export
