@@ -1,6 +1,6 @@
-"""The tiny model, exported once: with logits of the last position, and of all of them.
+"""The tiny model, exported once with logits of the last position and once with logits of every position.
 
-PyTorch is imported by the fixtures that need it: not all tests here do.
+Fixtures import PyTorch only where they need it, since some tests here run without it.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from tests.zoo import language
 
-    made = tmp_path_factory.mktemp("llm")
-    language.export(language.TinyLM(), made / "tiny.pte", get_eos_ids=[1, 3])
-    language.export(language.TinyLM(every=True), made / "every.pte", chunk=40)
-    write_tokenizer(made / "tiny.pte")
-    write_tokenizer(made / "every.pte")
-    return made
+    target = tmp_path_factory.mktemp("llm")
+    language.export(language.TinyLM(), target / "tiny.pte", get_eos_ids=[1, 3])
+    language.export(language.TinyLM(every=True), target / "every.pte", chunk=40)
+    write_tokenizer(target / "tiny.pte")
+    write_tokenizer(target / "every.pte")
+    return target
 
 
 @pytest.fixture(scope="session")
@@ -51,7 +51,7 @@ def loaded(folder: Path) -> Iterator[LanguageModel]:
 
 @pytest.fixture
 def model(loaded: LanguageModel) -> LanguageModel:
-    """With an empty cache."""
+    """Return the loaded model with an empty cache."""
     loaded.reset()
     loaded.runner.chunk = loaded.signature.chunk
     return loaded

@@ -1,4 +1,4 @@
-"""Many requests at once on a GPU: each gets the tokens that it gets alone, and leaves nothing behind."""
+"""Concurrent requests on a GPU: each gets the same tokens as when it runs alone, and frees everything it used."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def model() -> Iterator[LanguageModel]:
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[BatchEngine]:
-    """With pages for less than two whole contexts, so that some have to give way."""
+    """Yield an engine whose pages hold less than two full contexts, so that requests are preempted."""
     with BatchEngine(DEMO, sequences=6, rows=40, beside=16, memory=0, queue=20) as loaded:
         yield loaded
 
@@ -49,9 +49,9 @@ def engine() -> Iterator[BatchEngine]:
 def nothing_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
     if "engine" in request.fixturenames:
-        many = request.getfixturevalue("engine")
-        wait_for(lambda: not many.runner.scheduler.busy)
-        stats = many.stats()
+        engine = request.getfixturevalue("engine")
+        wait_for(lambda: not engine.runner.scheduler.busy)
+        stats = engine.stats()
         assert (0, 0, 0, "") == (stats.queue, stats.running, stats.pages_used, stats.error)
 
 
@@ -62,56 +62,60 @@ def wait_for(condition: Any) -> None:
         time.sleep(0.002)
 
 
-def drawn(chosen: random.Random) -> dict[str, Any]:
-    """Settings of a request."""
-    options: dict[str, Any] = {"max_tokens": chosen.randrange(1, 40), "seed": chosen.randrange(99)}
-    if chosen.random() < 0.7:
-        options["temperature"] = chosen.choice([0.5, 1.0, 1.3])
-        options |= chosen.choice([{}, {"top_k": 20}, {"top_p": 0.9}, {"min_p": 0.05}, {"top_k": 9, "top_p": 0.8}])
-    options |= chosen.choice([{}, {}, {"repeat_penalty": 1.2}, {"stop": ["the", " and"]}, {"stop": "."}])
-    return options | (FREE if chosen.random() < 0.5 else {})
+def random_options(rng: random.Random) -> dict[str, Any]:
+    """Return random settings of a request."""
+    options: dict[str, Any] = {"max_tokens": rng.randrange(1, 40), "seed": rng.randrange(99)}
+    if rng.random() < 0.7:
+        options["temperature"] = rng.choice([0.5, 1.0, 1.3])
+        options |= rng.choice([{}, {"top_k": 20}, {"top_p": 0.9}, {"min_p": 0.05}, {"top_k": 9, "top_p": 0.8}])
+    options |= rng.choice([{}, {}, {"repeat_penalty": 1.2}, {"stop": ["the", " and"]}, {"stop": "."}])
+    return options | (FREE if rng.random() < 0.5 else {})
 
 
-def same(alone: Generation, many: Generation) -> None:
-    assert (alone.tokens, alone.text, alone.finish_reason) == (many.tokens, many.text, many.finish_reason)
-    np.testing.assert_allclose(alone.logprobs, many.logprobs, rtol=0, atol=1e-4)
+def assert_same(expected: Generation, actual: Generation) -> None:
+    assert (expected.tokens, expected.text, expected.finish_reason) == (
+        actual.tokens,
+        actual.text,
+        actual.finish_reason,
+    )
+    np.testing.assert_allclose(expected.logprobs, actual.logprobs, rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize("seed", [0, 1])
 def test_random_requests_get_what_they_get_alone(engine: BatchEngine, model: LanguageModel, seed: int) -> None:
-    hold(engine, model, 12, seed)
+    check_random_requests(engine, model, 12, seed)
 
 
 @pytest.mark.slow
 def test_many_random_requests_in_exact_mode() -> None:
-    how: dict[str, Any] = {"precision": "exact"}
-    with LanguageModel(DEMO, **how) as model, BatchEngine(DEMO, sequences=12, queue=64, **how) as engine:
-        hold(engine, model, 24, 2)
+    options: dict[str, Any] = {"precision": "exact"}
+    with LanguageModel(DEMO, **options) as model, BatchEngine(DEMO, sequences=12, queue=64, **options) as engine:
+        check_random_requests(engine, model, 24, 2)
         assert 0 == engine.stats().pages_used
 
 
-def hold(engine: BatchEngine, model: LanguageModel, count: int, seed: int) -> None:
-    """Requests that come and go at random; every one that finishes is as if it were alone."""
-    chosen = random.Random(seed)
+def check_random_requests(engine: BatchEngine, model: LanguageModel, count: int, seed: int) -> None:
+    """Submit and cancel requests at random; check that each finished one equals a run on its own."""
+    rng = random.Random(seed)
     handles: list[tuple[Handle, dict[str, Any], bool]] = []
     for _ in range(count):
-        prompt = (SYSTEM if chosen.random() < 0.5 else "") + chosen.choice(TEXTS)
-        options, leaves = drawn(chosen), chosen.random() < 0.2
-        handles.append((engine.submit(prompt, options), options, leaves))  # type: ignore[arg-type]
-        time.sleep(chosen.choice([0, 0, 0.05]))
-        for handle, _, goes in handles:
-            if goes:
+        prompt = (SYSTEM if rng.random() < 0.5 else "") + rng.choice(TEXTS)
+        options, is_cancelled = random_options(rng), rng.random() < 0.2
+        handles.append((engine.submit(prompt, options), options, is_cancelled))  # type: ignore[arg-type]
+        time.sleep(rng.choice([0, 0, 0.05]))
+        for handle, _, is_cancelled in handles:
+            if is_cancelled:
                 handle.cancel()
     finished = 0
-    for handle, options, leaves in handles:
-        made, prompt_tokens = handle.wait(), handle.generation.prompt_tokens
-        alone = model.generate(prompt_tokens, **options)
-        if made.finish_reason == "cancelled":
-            assert leaves and alone.tokens[: len(made.tokens)] == made.tokens
-            assert alone.text.startswith(made.text)
+    for handle, options, is_cancelled in handles:
+        result, prompt_tokens = handle.wait(), handle.generation.prompt_tokens
+        expected = model.generate(prompt_tokens, **options)
+        if result.finish_reason == "cancelled":
+            assert is_cancelled and expected.tokens[: len(result.tokens)] == result.tokens
+            assert expected.text.startswith(result.text)
         else:
             finished += 1
-            same(alone, made)
+            assert_same(expected, result)
     assert finished >= count // 2
 
 
@@ -119,14 +123,14 @@ def test_who_gives_way_gets_the_same(engine: BatchEngine, model: LanguageModel) 
     options = {"max_tokens": 120, "temperature": 1.0, "seed": 3, **FREE}
     handles = [engine.submit(text, options) for text in TEXTS]  # type: ignore[arg-type]
     for handle, text in zip(handles, TEXTS):
-        same(model.generate(text, **options), handle.wait())  # type: ignore[arg-type]
+        assert_same(model.generate(text, **options), handle.wait())  # type: ignore[arg-type]
     assert sum(handle.request.preempted for handle in handles) > 0
 
 
 def test_a_common_beginning_is_stored_once(engine: BatchEngine, model: LanguageModel) -> None:
     system = model.encode(SYSTEM)
-    whole = len(system) // 16 * 16
-    assert whole >= 16
+    shared = len(system) // 16 * 16
+    assert shared >= 16
     first = engine.submit([*system, 30], {"max_tokens": 2, **FREE})  # type: ignore[typeddict-item]
     first.wait()
     handles = [engine.submit([*system, k, k + 1], {"max_tokens": 30, **FREE}) for k in (40, 50)]  # type: ignore[typeddict-item]
@@ -134,45 +138,45 @@ def test_a_common_beginning_is_stored_once(engine: BatchEngine, model: LanguageM
         next(handle)
     tables = [list(handle.request.pages) for handle in handles]
     for handle in handles:
-        made = handle.wait()
-        assert (whole, len(system) + 2 - whole) == (made.timings.reused_tokens, made.timings.prefill_tokens)
-        same(model.generate(made.prompt_tokens, max_tokens=30, **FREE), made)
+        result = handle.wait()
+        assert (shared, len(system) + 2 - shared) == (result.timings.reused_tokens, result.timings.prefill_tokens)
+        assert_same(model.generate(result.prompt_tokens, max_tokens=30, **FREE), result)
     left, right = tables
-    assert left[: whole // 16] == right[: whole // 16] and not set(left[whole // 16 :]) & set(right[whole // 16 :])
+    assert left[: shared // 16] == right[: shared // 16] and not set(left[shared // 16 :]) & set(right[shared // 16 :])
 
 
 def test_two_threads_submit(engine: BatchEngine, model: LanguageModel) -> None:
-    made: dict[tuple[int, int], Generation] = {}
+    results: dict[tuple[int, int], Generation] = {}
 
     def submit(number: int) -> None:
         for k in range(3):
             text = TEXTS[(number + k) % len(TEXTS)]
-            made[number, k] = engine.submit(text, {"max_tokens": 8, "temperature": 1.0, "seed": k}).wait()
+            results[number, k] = engine.submit(text, {"max_tokens": 8, "temperature": 1.0, "seed": k}).wait()
 
     threads = [threading.Thread(target=submit, args=(n,)) for n in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    for (number, k), got in made.items():
+    for (number, k), result in results.items():
         text = TEXTS[(number + k) % len(TEXTS)]
-        same(model.generate(text, max_tokens=8, temperature=1.0, seed=k), got)
-    assert 6 == len(made)
+        assert_same(model.generate(text, max_tokens=8, temperature=1.0, seed=k), result)
+    assert 6 == len(results)
 
 
 def test_pieces_are_the_text_and_come_before_the_end(engine: BatchEngine) -> None:
     handle = engine.submit(TEXTS[0], {"max_tokens": 12, **FREE})  # type: ignore[typeddict-item]
     pieces = list(handle)
-    made = handle.generation
-    assert made.text == "".join(piece.text for piece in pieces)
-    assert made.tokens == [piece.token for piece in pieces if piece.token is not None]
-    assert (12, 11, "length") == (len(made.tokens), made.timings.decode_tokens, made.finish_reason)
-    assert made.timings.prefill_s > 0 and made.timings.decode_s > 0
+    result = handle.generation
+    assert result.text == "".join(piece.text for piece in pieces)
+    assert result.tokens == [piece.token for piece in pieces if piece.token is not None]
+    assert (12, 11, "length") == (len(result.tokens), result.timings.decode_tokens, result.finish_reason)
+    assert result.timings.prefill_s > 0 and result.timings.decode_s > 0
     assert [] == list(handle)
 
 
 def test_an_event_loop(engine: BatchEngine, model: LanguageModel) -> None:
-    async def whole(text: str) -> tuple[str, Finished]:
+    async def collect(text: str) -> tuple[str, Finished]:
         pieces = []
         async for event in engine.stream(text, {"max_tokens": 10, **FREE}):  # type: ignore[typeddict-item]
             if isinstance(event, Finished):
@@ -185,24 +189,24 @@ def test_an_event_loop(engine: BatchEngine, model: LanguageModel) -> None:
         assert isinstance(await anext(stream), Piece)
         await stream.aclose()
 
-    async def all_of_it() -> list[Any]:
-        late = asyncio.create_task(whole(TEXTS[1]))
+    async def run_all() -> list[Any]:
+        late = asyncio.create_task(collect(TEXTS[1]))
         await asyncio.sleep(0)
         late.cancel()
-        return await asyncio.gather(*(whole(text) for text in TEXTS), leave())
+        return await asyncio.gather(*(collect(text) for text in TEXTS), leave())
 
-    for text, found in zip(TEXTS, asyncio.run(all_of_it())):
-        alone = model.generate(text, max_tokens=10, **FREE)
-        assert (alone.text, "length", 10) == (found[0], found[1].reason, found[1].tokens)
-        assert len(alone.prompt_tokens) == found[1].prompt_tokens
+    for text, result in zip(TEXTS, asyncio.run(run_all())):
+        expected = model.generate(text, max_tokens=10, **FREE)
+        assert (expected.text, "length", 10) == (result[0], result[1].reason, result[1].tokens)
+        assert len(expected.prompt_tokens) == result[1].prompt_tokens
 
 
 def test_what_ends_a_request(engine: BatchEngine) -> None:
     assert "deadline" == engine.submit(TEXTS[0], {"timeout": 0.0}).wait().finish_reason
     assert "length" == engine.submit(TEXTS[0], {"max_tokens": 0}).wait().finish_reason
     context = engine.signature.context
-    made = engine.submit([7] * context, {"max_tokens": 9, **FREE}).wait()  # type: ignore[typeddict-item]
-    assert ("context", 1) == (made.finish_reason, len(made.tokens))
+    result = engine.submit([7] * context, {"max_tokens": 9, **FREE}).wait()  # type: ignore[typeddict-item]
+    assert ("context", 1) == (result.finish_reason, len(result.tokens))
     handle = engine.submit(TEXTS[0], {"max_tokens": 200, **FREE})  # type: ignore[typeddict-item]
     next(handle)
     handle.cancel()
@@ -247,7 +251,7 @@ def test_a_run_that_fails_ends_those_it_had(
     monkeypatch.setattr(engine.runner, "start", broken)
     with pytest.raises(ExecutionError, match="no luck"):
         engine.submit(TEXTS[0], {"max_tokens": 20, **FREE}).wait()  # type: ignore[typeddict-item]
-    same(model.generate(TEXTS[0], max_tokens=5), engine.submit(TEXTS[0], {"max_tokens": 5}).wait())
+    assert_same(model.generate(TEXTS[0], max_tokens=5), engine.submit(TEXTS[0], {"max_tokens": 5}).wait())
     monkeypatch.setattr(engine.runner, "start", not_finite)
     with pytest.raises(ExecutionError, match="the model's logits at position 1 are not finite numbers"):
         engine.submit([5, 6]).wait()
@@ -270,7 +274,7 @@ def test_a_lost_device_is_told_to_all_and_to_those_who_come_later(monkeypatch: p
 
     with BatchEngine(DEMO, sequences=2) as engine:
         monkeypatch.setattr(engine.runner, "start", lost)
-        with engine._wake:  # so that all are there before the first run
+        with engine._wake:  # no run begins before all are submitted
             handles = [engine.submit(text) for text in TEXTS]
         for handle in handles:
             with pytest.raises(DeviceLost, match="it is gone"):
@@ -288,7 +292,7 @@ def test_an_event_loop_that_is_gone_frees_its_requests(engine: BatchEngine) -> N
 
     loop = asyncio.new_event_loop()
     loop.run_until_complete(begin())
-    loop.close()  # without a word to the stream
+    loop.close()  # without closing the stream
 
 
 def test_facts(engine: BatchEngine, model: LanguageModel) -> None:
@@ -296,7 +300,7 @@ def test_facts(engine: BatchEngine, model: LanguageModel) -> None:
     assert ("tales", 256, 2048, 6) == (facts.name, facts.context, facts.vocabulary, facts.sequences)
     assert facts.has_chat == model.tokenizer.has_chat
     assert engine.encode(TEXTS[0]) == model.encode(TEXTS[0])
-    assert 16 == engine.stats().pages_total  # a context's
+    assert 16 == engine.stats().pages_total  # enough for one context
 
 
 def test_what_cannot_be_turned_is_served_one_by_one(model: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -310,32 +314,32 @@ def test_what_cannot_be_turned_is_served_one_by_one(model: LanguageModel, monkey
         engine = BatchEngine(DEMO)
     with engine:
         assert "it cannot" == engine.alone
-        chosen = random.Random(2)
-        asked = [(text, drawn(chosen)) for text in TEXTS]
-        handles = [engine.submit(SYSTEM + text, options) for text, options in asked]  # type: ignore[arg-type]
-        for (text, options), handle in zip(asked, handles):
-            same(model.generate(SYSTEM + text, **options), handle.wait())
+        rng = random.Random(2)
+        requests = [(text, random_options(rng)) for text in TEXTS]
+        handles = [engine.submit(SYSTEM + text, options) for text, options in requests]  # type: ignore[arg-type]
+        for (text, options), handle in zip(requests, handles):
+            assert_same(model.generate(SYSTEM + text, **options), handle.wait())
         assert handles[1].generation.timings.reused_tokens > 16
 
 
 @pytest.fixture(scope="module")
 def saved() -> Bundle:
-    """With little memory, so that some have to give way."""
+    """Return a bundle with little memory, so that requests are preempted."""
     return compile(DEMO, targets=open_device().target, methods=(), many=ServeSizes(sequences=4, memory=0, rows=20))
 
 
 @pytest.mark.slow
 def test_a_bundle_for_many_is_served_as_its_program_is(model: LanguageModel, saved: Bundle, tmp_path: Path) -> None:
     saved.save(tmp_path / "tales.bundle")
-    given: dict[str, Any] = {"tokenizer": DEMO.with_name("tales.tokenizer.json"), "one_by_one": False}
+    options: dict[str, Any] = {"tokenizer": DEMO.with_name("tales.tokenizer.json"), "one_by_one": False}
     with patch("ptegpu.compiler.planner.Planner", side_effect=AssertionError("nothing is planned")):
-        engine = BatchEngine(tmp_path / "tales.bundle", sequences=64, **given)
+        engine = BatchEngine(tmp_path / "tales.bundle", sequences=64, **options)
     with engine:
         assert (4, 16) == (engine.model.sequences, engine.stats().pages_total)
-        hold(engine, model, 4, 3)
+        check_random_requests(engine, model, 4, 3)
         assert 0 == engine.stats().pages_used
     with pytest.raises(InvalidInput, match="a bundle has the caches that it was made with"):
-        BatchEngine(tmp_path / "tales.bundle", memory=1 << 20, **given)
+        BatchEngine(tmp_path / "tales.bundle", memory=1 << 20, **options)
 
 
 @pytest.mark.slow
@@ -346,18 +350,19 @@ def test_another_bundle_is_served_one_by_one(model: LanguageModel, saved: Bundle
     with pytest.warns(UserWarning, match="the bundle has no plans for several sequences at once"):
         engine = BatchEngine(tmp_path / "tales.bundle", tokenizer=tokenizer)
     with engine:
-        same(model.generate(TEXTS[0], max_tokens=5, **FREE), engine.submit(TEXTS[0], {"max_tokens": 5, **FREE}).wait())  # type: ignore[typeddict-item]
+        options = {"max_tokens": 5, **FREE}
+        assert_same(model.generate(TEXTS[0], **options), engine.submit(TEXTS[0], options).wait())  # type: ignore[arg-type]
     with LanguageModel(tmp_path / "tales.bundle", tokenizer=tokenizer) as loaded:
-        for text, made in zip(TEXTS, loaded.generate_batch(TEXTS, max_tokens=3, **FREE)):
-            same(model.generate(text, max_tokens=3, **FREE), made)
+        for text, result in zip(TEXTS, loaded.generate_batch(TEXTS, max_tokens=3, **FREE)):
+            assert_same(model.generate(text, max_tokens=3, **FREE), result)
 
 
 def test_a_batch_of_a_model_runs_at_once(model: LanguageModel) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         batch = model.generate_batch(TEXTS, max_tokens=12, temperature=0.9, seed=5)
-    for text, made in zip(TEXTS, batch):
-        same(model.generate(text, max_tokens=12, temperature=0.9, seed=5), made)
+    for text, result in zip(TEXTS, batch):
+        assert_same(model.generate(text, max_tokens=12, temperature=0.9, seed=5), result)
     assert model._batch is not None
     plans = (model.runner.method.plans[0], model._batch.runner.method.plans[0])  # type: ignore[attr-defined]
     mine, others = ({b.name: b.nbytes for b in plan.buffers if b.role == "constant"} for plan in plans)

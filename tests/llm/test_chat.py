@@ -1,4 +1,4 @@
-"""Conversations: the cache kept from turn to turn gives what a fresh start gives."""
+"""Conversations: reusing the cache between turns gives the same answers as starting afresh."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ TURNS = ("Hi fox", "And the wood?", "Good")
 
 
 def test_turns_with_the_cache_equal_turns_from_scratch(model: LanguageModel) -> None:
-    kept = model.chat("Be brief.", **OPTIONS)  # type: ignore[arg-type]
-    answers = [kept.say(text) for text in TURNS]
+    conversation = model.chat("Be brief.", **OPTIONS)  # type: ignore[arg-type]
+    answers = [conversation.say(text) for text in TURNS]
     assert all(a.timings.reused_tokens for a in answers[1:])
     assert all(a.timings.reused_tokens + a.timings.prefill_tokens == len(a.prompt_tokens) for a in answers)
-    assert [m["role"] for m in kept.messages] == ["system", *("user", "assistant") * 3]
+    assert [m["role"] for m in conversation.messages] == ["system", *("user", "assistant") * 3]
     fresh = model.chat("Be brief.", **OPTIONS)  # type: ignore[arg-type]
     for text, answer in zip(TURNS, answers):
         model.reset()
         again = fresh.say(text)
         assert (0, answer.tokens) == (again.timings.reused_tokens, again.tokens)
-    assert kept.messages == fresh.messages
+    assert conversation.messages == fresh.messages
 
 
 def test_pieces_of_an_answer_are_its_text(model: LanguageModel) -> None:

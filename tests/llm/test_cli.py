@@ -28,7 +28,7 @@ PROMPT = "Once upon a time"
 
 @pytest.fixture
 def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
-    """The exit code, stdout and stderr of a command."""
+    """Return a function that runs a command and returns its exit code, stdout and stderr."""
 
     def call(*arguments: object, stdin: str = "") -> tuple[object, str, str]:
         monkeypatch.setattr(sys, "stdin", io.StringIO(stdin))
@@ -62,13 +62,13 @@ def test_a_pipe_gets_the_text_alone(folder: Path, model: LanguageModel) -> None:
 
 def test_generate_prints_json(run: Run, folder: Path, model: LanguageModel) -> None:
     code, out, err = run("generate", folder / "tiny.pte", PROMPT, "--max-tokens", 6, "--top-k", 3, "--json")
-    found = json.loads(out)
+    result = json.loads(out)
     expected = model.generate(PROMPT, max_tokens=6)
     assert (0, "") == (code, err)
-    assert (expected.text, expected.tokens, "length") == (found["text"], found["tokens"], found["finish_reason"])
-    assert expected.prompt_tokens == found["prompt_tokens"] and 6 == len(found["logprobs"])
-    assert {"prefill_tokens_per_s", "decode_tokens_per_s", "reused_tokens"} < set(found["timings"])
-    assert {"index", "name", "type", "backend", "engine"} == set(found["adapter"])
+    assert (expected.text, expected.tokens, "length") == (result["text"], result["tokens"], result["finish_reason"])
+    assert expected.prompt_tokens == result["prompt_tokens"] and 6 == len(result["logprobs"])
+    assert {"prefill_tokens_per_s", "decode_tokens_per_s", "reused_tokens"} < set(result["timings"])
+    assert {"index", "name", "type", "backend", "engine"} == set(result["adapter"])
 
 
 def test_generate_stops_before_a_string(run: Run, folder: Path, model: LanguageModel) -> None:
@@ -104,7 +104,7 @@ def test_errors_are_one_line(run: Run, folder: Path, tmp_path: Path) -> None:
 def test_a_missing_tokenizer_is_reported_before_anything_is_planned(
     command: str, run: Run, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And before a folder is exported; of what is no language model, that is the error."""
+    """Folders fail before they are exported. Other programs fail because they are not language models."""
 
     def never(*_: object, **__: object) -> None:
         raise AssertionError("it is loaded")
@@ -190,14 +190,14 @@ def test_evaluate(run: Run, folder: Path, tmp_path: Path, model: LanguageModel) 
     text = tmp_path / "text.txt"
     text.write_text("The fox said: the wood was quiet, and the fox was happy. " * 3, "utf-8")
     code, out, err = run("evaluate", folder / "every.pte", text, "--window", 32, "--json")
-    found = json.loads(out)
+    result = json.loads(out)
     tokens = model.tokenizer.encode(text.read_text("utf-8"))
     assert (0, "") == (code, err)
-    assert (len(tokens), len(tokens) - 1, 32) == (found["tokens"], found["scored"], found["window"])
+    assert (len(tokens), len(tokens) - 1, 32) == (result["tokens"], result["scored"], result["window"])
     code, out, err = run("evaluate", folder / "every.pte", text, "--window", 32)
     assert (0, "") == (code, err)
-    assert out.startswith(f"perplexity {found['perplexity']:.5g} · {found['nats']:.4f} nats per token, ")
-    assert [] == found["notes"]
+    assert out.startswith(f"perplexity {result['perplexity']:.5g} · {result['nats']:.4f} nats per token, ")
+    assert [] == result["notes"]
     code, out, err = run("evaluate", folder / "tiny.pte", text, "--limit", 20, "--json")
     assert (20, 19) == (json.loads(out)["tokens"], json.loads(out)["scored"])
 
@@ -227,13 +227,13 @@ def test_evaluate_says_what_is_slow_and_what_it_cannot_do(
 def test_evaluate_compares_with_a_checkpoint(
     run: Run, folder: Path, tmp_path: Path, model: LanguageModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[object] = []
+    recorded: list[object] = []
 
     class Halved:
-        """A reference of twice the perplexity."""
+        """A reference with twice the perplexity."""
 
-        def __init__(self, *given: object, **how: object) -> None:
-            asked.extend((given, how))
+        def __init__(self, *args: object, **kwargs: object) -> None:
+            recorded.extend((args, kwargs))
 
         def score(self, prompt: list[int], first: int = 1) -> np.ndarray:
             return model.score(prompt, first) - np.log(2)
@@ -243,10 +243,10 @@ def test_evaluate_compares_with_a_checkpoint(
     text.write_text("The fox said: the wood was quiet, and the fox was happy.", "utf-8")
     arguments = ("evaluate", folder / "every.pte", text, "--window", 16, "--checkpoint", tmp_path, "--quantize", "4bit")
     code, out, _ = run(*arguments, "--json")
-    found = json.loads(out)
-    assert (0, -0.5) == (code, round(found["difference"], 5))
-    assert found["scored"] == found["reference"]["scored"]
-    assert [(tmp_path, 16), {"quantize": "4bit", "group": 32, "embedding": None}] == asked
+    result = json.loads(out)
+    assert (0, -0.5) == (code, round(result["difference"], 5))
+    assert result["scored"] == result["reference"]["scored"]
+    assert [(tmp_path, 16), {"quantize": "4bit", "group": 32, "embedding": None}] == recorded
     code, out, _ = run(*arguments)
     assert (0, "difference -50.000%") == (code, out.splitlines()[2])
 

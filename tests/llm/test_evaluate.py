@@ -1,4 +1,4 @@
-"""Perplexity: windows that score every token once, and the figure against PyTorch."""
+"""Perplexity: windows that score every token once, and the result compared with PyTorch."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from ptegpu.models.text.perplexity import windows
 @given(st.integers(2, 200), st.integers(2, 50), st.data())
 def test_every_token_but_the_first_is_scored_once(count: int, size: int, data: st.DataObject) -> None:
     stride = data.draw(st.integers(1, size - 1))
-    found = list(windows(count, size, stride))
-    assert list(range(1, count)) == [k for w in found for k in range(w.first, w.end)]
-    assert all(w.end - w.begin <= size and w.begin < w.first for w in found)
+    spans = list(windows(count, size, stride))
+    assert list(range(1, count)) == [k for w in spans for k in range(w.first, w.end)]
+    assert all(w.end - w.begin <= size and w.begin < w.first for w in spans)
 
 
 @pytest.mark.parametrize("which", ["model", "every"])
@@ -41,19 +41,19 @@ def test_perplexity_is_that_of_pytorch(
     for w in windows(len(tokens), size, stride or size // 2):
         logits = torch.log_softmax(eager.logits(tokens[w.begin : w.end]).double(), -1)
         nats -= sum(float(logits[k - 1 - w.begin, tokens[k]]) for k in range(w.first, w.end))
-    told: list[tuple[int, int]] = []
-    found = evaluate(request.getfixturevalue(which), tokens, 400, size, stride, lambda *at: told.append(at))
-    assert math.isclose(math.exp(nats / 129), found.perplexity, rel_tol=1e-5)
-    assert math.isclose(nats / math.log(2) / 400, found.bits_per_byte, rel_tol=1e-5)
-    assert (130, 129) == (found.tokens, found.scored)
-    assert (129, 129) == told[-1] and len(told) == found.windows
+    progress: list[tuple[int, int]] = []
+    result = evaluate(request.getfixturevalue(which), tokens, 400, size, stride, lambda *at: progress.append(at))
+    assert math.isclose(math.exp(nats / 129), result.perplexity, rel_tol=1e-5)
+    assert math.isclose(nats / math.log(2) / 400, result.bits_per_byte, rel_tol=1e-5)
+    assert (130, 129) == (result.tokens, result.scored)
+    assert (129, 129) == progress[-1] and len(progress) == result.windows
 
 
 def test_what_cannot_be_evaluated(model: LanguageModel) -> None:
-    for size, stride, said in ((1, 1, "1 tokens with a stride of 1"), (8, 8, "8 tokens with a stride of 8")):
+    for size, stride, sizes in ((1, 1, "1 tokens with a stride of 1"), (8, 8, "8 tokens with a stride of 8")):
         with pytest.raises(InvalidInput) as error:
             evaluate(model, [5, 6, 7], 3, size, stride)
-        assert f"a window of {said} does not work: 2 ≤ window, 1 ≤ stride < window" == str(error.value)
+        assert f"a window of {sizes} does not work: 2 ≤ window, 1 ≤ stride < window" == str(error.value)
     with pytest.raises(InvalidInput) as error:
         evaluate(model, [5], 3)
     assert "the text has 1 tokens, at least 2 are needed" == str(error.value)

@@ -1,4 +1,4 @@
-"""Language models of `tests/programs` as PyTorch, logit by logit and token by token; and from tales to text."""
+"""Language models of `tests/programs`, compared with PyTorch by logits and by tokens; training from tales to text."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from ptegpu.models.text import LanguageModel
 
 PROMPT = [5, 17, 3, 88, 41]
 COUNT = 200
-NEAR = 1e-4  # logits closer than this may come in either order
+NEAR = 1e-4  # logits that differ by less may swap places
 
 
-# Every family with floats, every way to quantize with some family; the kernels of a way are the same in all.
+# Every family in floats, and every quantization with one family: its kernels are the same in all families.
 SOME = ["llama", "llama in 4 bits", "qwen3", "qwen3 in 4 bits, 8-bit activations"]
 SOME += ["gemma3", "mistral in 8 bits, f16"]
-REPEATED = ["gemma3 in 4 bits"]  # a family and a way of which each is there already
+REPEATED = ["gemma3 in 4 bits"]  # both the family and the quantization are covered above
 
 
 @pytest.mark.parametrize("name", [*SOME, *(pytest.param(name, marks=pytest.mark.heavy) for name in REPEATED)])
@@ -42,12 +42,12 @@ def test_logits_with_the_least_that_a_browser_has() -> None:
 def test_200_tokens_are_those_of_pytorch(name: str, tmp_path: Path) -> None:
     (tmp_path / "model.pte").write_bytes(program(name).data)
     with LanguageModel(tmp_path / "model.pte") as model:
-        made = model.generate(PROMPT, max_tokens=COUNT, stop_tokens=()).tokens
-    assert len(made) == COUNT
+        tokens = model.generate(PROMPT, max_tokens=COUNT, stop_tokens=()).tokens
+    assert len(tokens) == COUNT
     decoder = DECODERS[name].eager()
     with torch.no_grad():
         logits = decoder(torch.tensor([PROMPT]), torch.tensor([0]))[0]
-        for step, token in enumerate(made):
+        for step, token in enumerate(tokens):
             assert float(logits.max() - logits[token]) < NEAR, f"token {step} is {token}, not {int(logits.argmax())}"
             logits = decoder(torch.tensor([[token]]), torch.tensor([len(PROMPT) + step]))[0]
 
@@ -64,12 +64,12 @@ def test_from_tales_to_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     ids = torch.tensor(tokenizer.encode("".join(f"<|tale|>{t}<|end|>" for t in tales)).ids)
     torch.manual_seed(0)
     model = train_tales.Tales()
-    how = argparse.Namespace(steps=100, batch=8, window=32, rate=1e-2, decay=0.1, dropout=0.0, every=20)
-    losses = [entry["heldout"] for entry in train_tales.train(model, ids, ids, how)]
+    options = argparse.Namespace(steps=100, batch=8, window=32, rate=1e-2, decay=0.1, dropout=0.0, every=20)
+    losses = [entry["heldout"] for entry in train_tales.train(model, ids, ids, options)]
     assert losses[-1] < 1.0 < losses[0]
     train_tales.save(model, tokenizer, tmp_path)
     assert json.loads((tmp_path / "config.json").read_text())["vocab_size"] == 300
     export_llm(tmp_path, tmp_path / "tales.pte", LlmOptions(quantize="4bit"), check=False)
     with LanguageModel(tmp_path / "tales.pte") as written:
-        made = written.generate("<|tale|>The Fox\nOnce there", max_tokens=20)
-    assert made.text.startswith(" was a fox. It ran")
+        result = written.generate("<|tale|>The Fox\nOnce there", max_tokens=20)
+    assert result.text.startswith(" was a fox. It ran")

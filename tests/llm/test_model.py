@@ -1,4 +1,4 @@
-"""Generation against PyTorch; the cache, chunks, limits, streams, and every error by its text."""
+"""Generation compared with PyTorch; the cache, chunks, limits, streams, and the text of every error."""
 
 from __future__ import annotations
 
@@ -45,17 +45,17 @@ def test_prefill_in_chunks_gives_what_pytorch_gives(
     ids = text.encode(PROMPT).ids
     assert len(ids) > 20
     model.runner.chunk = min(chunk, model.signature.chunk)
-    made = model.generate(PROMPT, max_tokens=25, **FREE)
-    assert eager.greedy(ids, 25) == made.tokens
-    assert "length" == made.finish_reason
+    result = model.generate(PROMPT, max_tokens=25, **FREE)
+    assert eager.greedy(ids, 25) == result.tokens
+    assert "length" == result.finish_reason
     assert (0, len(ids), 24) == (
-        made.timings.reused_tokens,
-        made.timings.prefill_tokens,
-        made.timings.decode_tokens,
+        result.timings.reused_tokens,
+        result.timings.prefill_tokens,
+        result.timings.decode_tokens,
     )
-    all_logits = torch.log_softmax(eager.logits([*ids, *made.tokens]).double(), -1)
-    want = [float(all_logits[len(ids) - 1 + k, t]) for k, t in enumerate(made.tokens)]
-    close(made.logprobs, want, 1e-4)
+    all_logits = torch.log_softmax(eager.logits([*ids, *result.tokens]).double(), -1)
+    want = [float(all_logits[len(ids) - 1 + k, t]) for k, t in enumerate(result.tokens)]
+    close(result.logprobs, want, 1e-4)
 
 
 def test_only_new_tokens_run_and_the_result_is_the_same(model: LanguageModel, text: tokenizers.Tokenizer) -> None:
@@ -68,25 +68,25 @@ def test_only_new_tokens_run_and_the_result_is_the_same(model: LanguageModel, te
     branched = model.generate(other, max_tokens=8, **FREE)
     assert (10, 2) == (branched.timings.reused_tokens, branched.timings.prefill_tokens)
     same = model.generate(ids, max_tokens=6, **FREE)
-    for prompt, made in ((longer, again), (other, branched), (ids, first), (ids, same)):
+    for prompt, result in ((longer, again), (other, branched), (ids, first), (ids, same)):
         model.reset()
-        fresh = model.generate(prompt, max_tokens=len(made.tokens), **FREE)
+        fresh = model.generate(prompt, max_tokens=len(result.tokens), **FREE)
         assert fresh.timings.reused_tokens == 0
-        assert fresh.tokens == made.tokens
-        close(fresh.logprobs, made.logprobs)
+        assert fresh.tokens == result.tokens
+        close(fresh.logprobs, result.logprobs)
 
 
 def test_prompts_of_any_length_make_nothing_once_a_model_is_prepared(model: LanguageModel) -> None:
     model.program.prepare()
-    alone = model.generate([5, 6], max_tokens=4, temperature=1.0, seed=1, **FREE)
+    first = model.generate([5, 6], max_tokens=4, temperature=1.0, seed=1, **FREE)
     model.reset()
     before = model.program.device.counters.snapshot()
     for length in range(3, 20):
         model.generate([length] * length, max_tokens=2, **FREE)
-    made = model.generate([5, 6], max_tokens=4, temperature=1.0, seed=1, **FREE)
+    again = model.generate([5, 6], max_tokens=4, temperature=1.0, seed=1, **FREE)
     created = model.program.device.counters.since(before)
     assert (0, 0, 0) == (created.buffers_created, created.bind_groups_created, created.pipelines_created)
-    assert (alone.tokens, alone.logprobs) == (made.tokens, made.logprobs)
+    assert (first.tokens, first.logprobs) == (again.tokens, again.logprobs)
 
 
 @pytest.mark.slow
@@ -94,7 +94,7 @@ def test_the_bundled_model_plans_and_compiles_nothing_for_a_new_length(monkeypat
     with LanguageModel(str(Path(ptegpu.__file__).parent / "demo" / "tales.pte")) as model:
         model.program.prepare()
         model.generate([7] * 10, max_tokens=1)
-        monkeypatch.setattr(Planner, "extend", None)  # what traces sizes that a plan lacks
+        monkeypatch.setattr(Planner, "extend", None)  # traces sizes that a plan lacks
         before = model.program.device.counters.snapshot()
         for length in (1, 3, 6, 37, 130, 201):
             model.reset()
@@ -104,8 +104,8 @@ def test_the_bundled_model_plans_and_compiles_nothing_for_a_new_length(monkeypat
 
 
 def test_a_cache_in_half(folder: Path, model: LanguageModel) -> None:
-    """Half the bytes; the same text here, with likelihoods that differ by what rounding does."""
-    made = model.generate(PROMPT, max_tokens=20, **FREE)
+    """A cache in f16 takes half the bytes and gives the same text, with slightly different log-probabilities."""
+    result = model.generate(PROMPT, max_tokens=20, **FREE)
 
     def nbytes(m: LanguageModel) -> int:
         return sum(b.nbytes for p in m.program.method("forward").plans for b in p.buffers if b.role == "state")
@@ -116,19 +116,19 @@ def test_a_cache_in_half(folder: Path, model: LanguageModel) -> None:
         half.reset()
         half.runner.chunk = 3
         assert rounded.tokens == half.generate(PROMPT, max_tokens=20, **FREE).tokens
-    assert made.tokens == rounded.tokens
-    close(rounded.logprobs, made.logprobs, 1e-2)
-    assert made.logprobs != rounded.logprobs
+    assert result.tokens == rounded.tokens
+    close(rounded.logprobs, result.logprobs, 1e-2)
+    assert result.logprobs != rounded.logprobs
 
 
 def test_caches_that_cannot_be(folder: Path, tmp_path: Path) -> None:
-    said = refused(InvalidInput, LanguageModel, folder / "tiny.pte", cache="f8")
-    assert 'invalid cache \'f8\': expected "f32" or "f16"' == said
-    said = refused(InvalidInput, ptegpu.load, DATA / "mlp.pte", cache="f16")
-    assert 'cache="f16" needs key-value caches in float32 that only attention reads: there are none' == said
+    message = refused(InvalidInput, LanguageModel, folder / "tiny.pte", cache="f8")
+    assert 'invalid cache \'f8\': expected "f32" or "f16"' == message
+    message = refused(InvalidInput, ptegpu.load, DATA / "mlp.pte", cache="f16")
+    assert 'cache="f16" needs key-value caches in float32 that only attention reads: there are none' == message
     compile(folder / "tiny.pte", cache="f16").save(tmp_path / "half.bundle")
-    said = refused(InvalidInput, LanguageModel, tmp_path / "half.bundle", cache="f16")
-    assert "a bundle has the caches that it was made with: give `cache` to ptegpu.compile" == said
+    message = refused(InvalidInput, LanguageModel, tmp_path / "half.bundle", cache="f16")
+    assert "a bundle has the caches that it was made with: give `cache` to ptegpu.compile" == message
     with LanguageModel(tmp_path / "half.bundle") as half:
         assert 5 == len(half.generate([1, 2, 3], max_tokens=5, **FREE).tokens)
 
@@ -142,36 +142,36 @@ def test_the_same_prompt_runs_one_token(model: LanguageModel) -> None:
 
 def test_interleaved_streams_do_not_disturb_each_other(model: LanguageModel) -> None:
     prompts = ([5, 6, 7], [5, 9, 10, 11])
-    alone = [model.generate(p, max_tokens=6, **FREE).tokens for p in prompts]
+    expected = [model.generate(p, max_tokens=6, **FREE).tokens for p in prompts]
     streams = [model.stream(p, max_tokens=6, **FREE) for p in prompts]
     for _ in range(7):
         for stream in streams:
             next(stream, None)
     for stream in streams:
         list(stream)
-    assert alone == [stream.generation.tokens for stream in streams]
+    assert expected == [stream.generation.tokens for stream in streams]
 
 
 def test_sampling_is_reproducible_by_seed(model: LanguageModel) -> None:
-    def made(seed: int | None, **options: object) -> list[int]:
+    def sample(seed: int | None, **options: object) -> list[int]:
         return model.generate(PROMPT, max_tokens=12, temperature=1.0, seed=seed, **FREE, **options).tokens  # type: ignore[arg-type]
 
-    assert made(1) == made(1)
-    assert made(1) != made(2)
-    assert made(3, top_k=20, top_p=0.9) == made(3, top_k=20, top_p=0.9)
-    assert made(4, top_k=1) == model.generate(PROMPT, max_tokens=12, **FREE).tokens
+    assert sample(1) == sample(1)
+    assert sample(1) != sample(2)
+    assert sample(3, top_k=20, top_p=0.9) == sample(3, top_k=20, top_p=0.9)
+    assert sample(4, top_k=1) == model.generate(PROMPT, max_tokens=12, **FREE).tokens
     unseeded = model.generate(PROMPT, max_tokens=12, temperature=1.0, **FREE)
-    assert unseeded.tokens == made(unseeded.seed)
+    assert unseeded.tokens == sample(unseeded.seed)
 
 
 def test_the_penalty_counts_all_tokens_of_the_context(model: LanguageModel, eager: TinyLM) -> None:
     prompt = [20, 30, 40]
-    made = model.generate(prompt, max_tokens=15, repeat_penalty=1.3, **FREE)
+    result = model.generate(prompt, max_tokens=15, repeat_penalty=1.3, **FREE)
     tokens = list(prompt)
-    for token in made.tokens:
+    for token in result.tokens:
         row = eager.logits(tokens)[-1].double()
-        seen = sorted(set(tokens))
-        row[seen] = torch.where(row[seen] < 0, row[seen] * 1.3, row[seen] / 1.3)
+        used = sorted(set(tokens))
+        row[used] = torch.where(row[used] < 0, row[used] * 1.3, row[used] / 1.3)
         assert int(row.argmax()) == token
         tokens.append(token)
 
@@ -212,10 +212,10 @@ def test_a_step_reads_a_token_and_its_probability_only(model: LanguageModel) -> 
 
 def test_a_full_context_ends_the_text(model: LanguageModel, eager: TinyLM) -> None:
     ids = list(range(20, 20 + CONTEXT - 4))
-    made = model.generate(ids, max_tokens=50, **FREE)
-    assert ("context", 5) == (made.finish_reason, len(made.tokens))
+    result = model.generate(ids, max_tokens=50, **FREE)
+    assert ("context", 5) == (result.finish_reason, len(result.tokens))
     assert CONTEXT == len(model.cached)
-    assert eager.greedy(ids, 4) == made.tokens[:4]
+    assert eager.greedy(ids, 4) == result.tokens[:4]
     full = model.generate([*ids, 1, 2, 3, 4], max_tokens=50, **FREE)
     assert ("context", 1) == (full.finish_reason, len(full.tokens))
 
@@ -224,8 +224,8 @@ def test_stop_tokens_end_the_text_and_are_not_part_of_it(model: LanguageModel) -
     free = model.generate(PROMPT, max_tokens=20, **FREE)
     end = free.tokens[7]
     first = free.tokens.index(end)
-    made = model.generate(PROMPT, max_tokens=20, stop_tokens=[end])
-    assert ("stop", free.tokens[:first]) == (made.finish_reason, made.tokens)
+    result = model.generate(PROMPT, max_tokens=20, stop_tokens=[end])
+    assert ("stop", free.tokens[:first]) == (result.finish_reason, result.tokens)
     assert {1, 3} == model.stop_tokens
 
 
@@ -234,9 +234,9 @@ def test_a_stop_string_over_several_tokens(model: LanguageModel) -> None:
     for begin in range(2, len(free.text) - 4, 3):
         stop = free.text[begin : begin + 4]
         pieces: list[str] = []
-        made = model.generate(PROMPT, max_tokens=40, stop=stop, stream=pieces.append, **FREE)
-        assert free.text[: free.text.index(stop)] == made.text == "".join(pieces)
-        assert "stop" == made.finish_reason
+        result = model.generate(PROMPT, max_tokens=40, stop=stop, stream=pieces.append, **FREE)
+        assert free.text[: free.text.index(stop)] == result.text == "".join(pieces)
+        assert "stop" == result.finish_reason
     assert "length" == model.generate(PROMPT, max_tokens=5, stop=["never", "ever"], **FREE).finish_reason
 
 
@@ -245,20 +245,20 @@ def test_steps_that_go_together_change_nothing(model: LanguageModel, temperature
     options = {"temperature": temperature, "seed": 3, **FREE}
     one_by_one = model.stream(PROMPT, max_tokens=30, **options)  # type: ignore[arg-type]
     text = "".join(one_by_one)
-    wanted = one_by_one.generation
+    expected = one_by_one.generation
     for count in range(1, 30):
-        made = model.generate(PROMPT, max_tokens=count, **options)  # type: ignore[arg-type]
-        assert wanted.tokens[:count] == made.tokens
-        close(made.logprobs, wanted.logprobs[:count], 1e-5)
-    ends = {t: wanted.tokens.index(t) for t in wanted.tokens}
-    for token, first in ends.items():  # the steps behind it, which have begun, are forgotten
-        made = model.generate(PROMPT, max_tokens=30, **options | {"stop_tokens": [token]})  # type: ignore[arg-type]
-        assert ("stop", wanted.tokens[:first]) == (made.finish_reason, made.tokens)
-        assert len(model.cached) == len(made.prompt_tokens) + first
+        result = model.generate(PROMPT, max_tokens=count, **options)  # type: ignore[arg-type]
+        assert expected.tokens[:count] == result.tokens
+        close(result.logprobs, expected.logprobs[:count], 1e-5)
+    ends = {t: expected.tokens.index(t) for t in expected.tokens}
+    for token, first in ends.items():  # later steps, already started, are discarded
+        result = model.generate(PROMPT, max_tokens=30, **options | {"stop_tokens": [token]})  # type: ignore[arg-type]
+        assert ("stop", expected.tokens[:first]) == (result.finish_reason, result.tokens)
+        assert len(model.cached) == len(result.prompt_tokens) + first
     for stop in (text[10:13], text[-5:]):
-        made = model.generate(PROMPT, max_tokens=30, stop=stop, **options)  # type: ignore[arg-type]
-        assert text[: text.index(stop)] == made.text
-    longer = [*wanted.prompt_tokens, *wanted.tokens, 7, 8]
+        result = model.generate(PROMPT, max_tokens=30, stop=stop, **options)  # type: ignore[arg-type]
+        assert text[: text.index(stop)] == result.text
+    longer = [*expected.prompt_tokens, *expected.tokens, 7, 8]
     after = model.generate(longer, max_tokens=12, **options)  # type: ignore[arg-type]
     model.reset()
     assert model.generate(longer, max_tokens=12, **options).tokens == after.tokens  # type: ignore[arg-type]
@@ -283,21 +283,21 @@ def test_pieces_are_whole_characters_and_the_text(model: LanguageModel, text: to
     for seed in range(4):
         stream = model.stream(PROMPT, max_tokens=50, temperature=1.0, seed=seed, **FREE)
         pieces = list(stream)
-        made = stream.generation
-        whole = text.decode([*text.encode(PROMPT).ids, *made.tokens])
-        assert whole == PROMPT + "".join(pieces)
-        assert made.text == "".join(pieces)
+        result = stream.generation
+        decoded = text.decode([*text.encode(PROMPT).ids, *result.tokens])
+        assert decoded == PROMPT + "".join(pieces)
+        assert result.text == "".join(pieces)
         assert all(pieces)
 
 
 def test_a_batch_is_one_prompt_after_another(model: LanguageModel) -> None:
     prompts = [PROMPT, "The fox", [9, 8, 7]]
     batch = model.generate_batch(prompts, max_tokens=4, **FREE)
-    assert [model.generate(p, max_tokens=4, **FREE).tokens for p in prompts] == [made.tokens for made in batch]
+    assert [model.generate(p, max_tokens=4, **FREE).tokens for p in prompts] == [result.tokens for result in batch]
 
 
 def test_cancelling_between_tokens_and_within_a_prompt(model: LanguageModel) -> None:
-    whole = model.generate(PROMPT, max_tokens=20, **FREE)
+    expected = model.generate(PROMPT, max_tokens=20, **FREE)
     stream = model.stream(PROMPT, max_tokens=20, **FREE)
     first = next(stream)
     threading.Thread(target=stream.cancel).start()
@@ -305,7 +305,7 @@ def test_cancelling_between_tokens_and_within_a_prompt(model: LanguageModel) -> 
         pass
     rest = list(stream)
     assert "cancelled" == stream.generation.finish_reason
-    assert whole.text.startswith(first + "".join(rest))
+    assert expected.text.startswith(first + "".join(rest))
     assert len(stream.generation.tokens) < 20
     model.reset()
     model.runner.chunk = 4
@@ -325,7 +325,7 @@ def test_cancelling_between_tokens_and_within_a_prompt(model: LanguageModel) -> 
     finally:
         model.runner.method = forward
     assert ("cancelled", 12) == (early.generation.finish_reason, len(model.cached))
-    assert whole.tokens == model.generate(PROMPT, max_tokens=20, **FREE).tokens
+    assert expected.tokens == model.generate(PROMPT, max_tokens=20, **FREE).tokens
 
 
 def test_a_stream_that_is_cancelled_at_once_runs_nothing(model: LanguageModel) -> None:
@@ -336,17 +336,17 @@ def test_a_stream_that_is_cancelled_at_once_runs_nothing(model: LanguageModel) -
 
 
 def test_nothing_is_generated_where_nothing_is_asked(model: LanguageModel) -> None:
-    made = model.generate(PROMPT, max_tokens=0)
-    assert ("", [], "length") == (made.text, made.tokens, made.finish_reason)
+    result = model.generate(PROMPT, max_tokens=0)
+    assert ("", [], "length") == (result.text, result.tokens, result.finish_reason)
 
 
 def test_tokens_need_no_tokenizer(folder: Path, tmp_path: Path, model: LanguageModel) -> None:
-    alone = tmp_path / "alone.pte"
-    alone.write_bytes((folder / "tiny.pte").read_bytes())
-    with LanguageModel(alone) as bare, LanguageModel(alone.read_bytes()) as unnamed:
-        made = bare.generate([5, 6, 7], max_tokens=5, **FREE)
-        assert model.generate([5, 6, 7], max_tokens=5, **FREE).tokens == made.tokens
-        assert "" == made.text
+    path = tmp_path / "alone.pte"
+    path.write_bytes((folder / "tiny.pte").read_bytes())
+    with LanguageModel(path) as bare, LanguageModel(path.read_bytes()) as unnamed:
+        result = bare.generate([5, 6, 7], max_tokens=5, **FREE)
+        assert model.generate([5, 6, 7], max_tokens=5, **FREE).tokens == result.tokens
+        assert "" == result.text
         looked = f"{tmp_path / 'alone.tokenizer.json'} and {tmp_path / 'tokenizer.json'}"
         expected = f"no tokenizer: looked for {looked}; pass one (--tokenizer, tokenizer=)"
         assert expected == refused(InvalidInput, bare.generate, "text")
@@ -356,8 +356,8 @@ def test_tokens_need_no_tokenizer(folder: Path, tmp_path: Path, model: LanguageM
 
 def test_a_tokenizer_can_be_given(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_bytes((folder / "tiny.tokenizer.json").read_bytes())
-    for given in (tmp_path, tmp_path / "tokenizer.json", folder / "tiny.tokenizer.json"):
-        with LanguageModel((folder / "tiny.pte").read_bytes(), tokenizer=given) as model:
+    for tokenizer in (tmp_path, tmp_path / "tokenizer.json", folder / "tiny.tokenizer.json"):
+        with LanguageModel((folder / "tiny.pte").read_bytes(), tokenizer=tokenizer) as model:
             assert TEXT[1] == model.tokenizer.decode(model.encode(TEXT[1]))
 
 
@@ -397,8 +397,8 @@ def test_logits_that_are_no_numbers(model: LanguageModel) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(model.runner, "_start", lambda *args: Run())
         patch.setattr(model.runner, "_run_ahead", lambda *args: None)
-        said = refused(ExecutionError, model.generate, [5, 6])
-    assert "the model's logits at position 1 are not finite numbers" == said
+        message = refused(ExecutionError, model.generate, [5, 6])
+    assert "the model's logits at position 1 are not finite numbers" == message
 
 
 def test_a_program_that_is_no_language_model() -> None:
@@ -414,8 +414,8 @@ def test_a_tokenizer_that_is_none(folder: Path, tmp_path: Path) -> None:
     assert f"no tokenizer: {missing} does not exist" == refused(InvalidInput, LanguageModel, path, tokenizer=missing)
     broken = tmp_path / "tokenizer.json"
     broken.write_text("{")
-    said = refused(InvalidInput, LanguageModel, path, tokenizer=broken)
-    assert said.startswith(f"{broken} is not a tokenizer: ")
+    message = refused(InvalidInput, LanguageModel, path, tokenizer=broken)
+    assert message.startswith(f"{broken} is not a tokenizer: ")
 
 
 def test_signatures_that_are_refused(folder: Path) -> None:
@@ -429,9 +429,13 @@ def test_signatures_that_are_refused(folder: Path) -> None:
 
     def reason(**changes: object) -> str:
         methods = tuple(replace(m, **changes) if m is forward else m for m in file.methods)  # type: ignore[arg-type]
-        said = refused(UnsupportedProgram, read_signature, replace(file, methods=methods, path="x.pte"), Card("text"))
-        assert said.startswith("x.pte is not a language model: ") and said.endswith(f"; it needs a method {SHAPE}")
-        return said.removeprefix("x.pte is not a language model: ").removesuffix(f"; it needs a method {SHAPE}")
+        message = refused(
+            UnsupportedProgram, read_signature, replace(file, methods=methods, path="x.pte"), Card("text")
+        )
+        assert message.startswith("x.pte is not a language model: ") and message.endswith(
+            f"; it needs a method {SHAPE}"
+        )
+        return message.removeprefix("x.pte is not a language model: ").removesuffix(f"; it needs a method {SHAPE}")
 
     def with_value(k: int, *, output: bool = False, **changes: object) -> dict[str, object]:
         number = (forward.outputs if output else forward.inputs)[k]
@@ -456,8 +460,8 @@ from ptegpu.models.text import LanguageModel
 from ptegpu import compile
 
 def generate(number):
-    made = model.generate(prompts[number], max_tokens=16, temperature=float(number % 2), seed=1, stop_tokens=())
-    return made.tokens
+    result = model.generate(prompts[number], max_tokens=16, temperature=float(number % 2), seed=1, stop_tokens=())
+    return result.tokens
 
 model = LanguageModel(sys.argv[1])
 prompts = [[5, 6, 7], [5, 6, 7, 8, 9, 10], [11] * 20]

@@ -1,4 +1,4 @@
-"""Pages against a plain model of who holds what, over random histories."""
+"""Pages compared with a plain model of their users, over random histories."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SIZE = 2
 
 
 class Text:
-    """The tokens of one, and its pages; the last may not be full."""
+    """A text: its tokens, and its pages, of which the last may be partly filled."""
 
     def __init__(self, tokens: list[int]) -> None:
         self.tokens, self.pages, self.full = tokens, [], 0
@@ -23,7 +23,7 @@ class Text:
 
 
 def begin(pages: Pages, tokens: list[int]) -> Text | None:
-    """Pages that are known, then pages of its own; all or none."""
+    """Return a text on registered pages and then new ones, or None if there are too few pages."""
     text = Text(tokens)
     count = len(tokens) // SIZE
     while text.full < count and (page := pages.find(*text.key(text.full))) is not None:
@@ -46,34 +46,34 @@ def check(pages: Pages, texts: list[Text]) -> None:
     assert all(before < 0 or before in pages._keys for before, _ in pages._registered)
     for text in texts:
         for k, page in enumerate(text.pages):
-            assert holders[page] == 1 or page in pages._keys  # what others hold is known
+            assert holders[page] == 1 or page in pages._keys  # shared pages are registered
             assert page not in pages._keys or pages._keys[page] == (text.key(k)[0], tuple(text.key(k)[1]))
 
 
 TOKENS = st.sampled_from([[0] * 4, [0] * 6]) | st.lists(st.integers(0, 1), min_size=2, max_size=12)
-WHAT = st.sampled_from(["begin", "begin", "know", "settle", "settle", "end", "end", "forget"])
-STEPS = st.lists(st.tuples(WHAT, st.integers(0, 9), TOKENS), max_size=30)
+ACTIONS = st.sampled_from(["begin", "begin", "know", "settle", "settle", "end", "end", "forget"])
+STEPS = st.lists(st.tuples(ACTIONS, st.integers(0, 9), TOKENS), max_size=30)
 
 
 @given(st.integers(1, 8), STEPS)
 @settings(max_examples=1000, deadline=None)
 def test_no_page_is_lost_or_shared_wrongly(count: int, steps: list[tuple[str, int, list[int]]]) -> None:
     pages, texts = Pages(count, SIZE), []
-    for what, number, tokens in steps:
+    for action, number, tokens in steps:
         chosen = texts[number % len(texts)] if texts else None
-        if what == "begin":
+        if action == "begin":
             begun = begin(pages, tokens)
             texts += [begun] if begun else []
-        elif what == "forget":
+        elif action == "forget":
             pages.forget()
             assert not pages._idle
-        elif chosen and what == "end":
+        elif chosen and action == "end":
             texts.remove(chosen)
             pages.release(chosen.pages)
         elif chosen:
             for k in range(chosen.full, len(chosen.pages)):
                 pages.register(chosen.pages[k], *chosen.key(k))
-            for k in range(chosen.full, len(chosen.pages) if what == "settle" else 0):
+            for k in range(chosen.full, len(chosen.pages) if action == "settle" else 0):
                 chosen.pages[k] = pages.deduplicate(chosen.pages[k], *chosen.key(k))
                 chosen.full = k + 1
         check(pages, texts)
@@ -99,10 +99,10 @@ def test_texts_that_begin_alike_share_pages_also_when_nobody_holds_them() -> Non
 
 def test_of_equal_pages_one_is_kept() -> None:
     pages = Pages(4, SIZE)
-    one, other = pages.allocate(), pages.allocate()
-    assert one == pages.deduplicate(one, -1, [1, 2])
-    pages.register(other, -1, [1, 2])
-    assert one == pages.deduplicate(other, -1, [1, 2])
+    first, second = pages.allocate(), pages.allocate()
+    assert first == pages.deduplicate(first, -1, [1, 2])
+    pages.register(second, -1, [1, 2])
+    assert first == pages.deduplicate(second, -1, [1, 2])
     assert (1, 3) == (pages.used, pages.available)
 
 

@@ -1,4 +1,4 @@
-"""Language models that see, against transformers: pixels, the prefill's logits, and 32 tokens."""
+"""Vision-language models compared with transformers: pixels, the prefill's logits, and 32 tokens."""
 
 from __future__ import annotations
 
@@ -46,39 +46,39 @@ def loaded(exported: Exported[ModelSummary]) -> Iterator[LanguageModel]:
 
 @pytest.fixture
 def model(loaded: LanguageModel) -> LanguageModel:
-    """With an empty cache."""
+    """Return the loaded model with an empty cache."""
     loaded.reset()
     return loaded
 
 
 def inputs(tokens: list[int], pictures: list[np.ndarray], split: bool = True) -> dict[str, torch.Tensor]:
-    """What transformers take."""
-    found = seeing.processor(split)([pictures], return_tensors="pt")
+    """Return the inputs that transformers takes."""
+    features = seeing.processor(split)([pictures], return_tensors="pt")
     plain = torch.tensor([[t if t < seeing.VOCAB else seeing.IMAGE for t in tokens]])
-    return {"input_ids": plain, "attention_mask": torch.ones_like(plain), **found}
+    return {"input_ids": plain, "attention_mask": torch.ones_like(plain), **features}
 
 
 def expected(
     reference: Any, tokens: list[int], pictures: list[np.ndarray], split: bool = True
 ) -> tuple[Any, list[int]]:
-    """The logits of the last token of a prompt, and the 32 tokens that follow."""
-    given = inputs(tokens, pictures, split)
+    """Return the logits after a prompt, and the 32 tokens that follow."""
+    arguments = inputs(tokens, pictures, split)
     with torch.no_grad():
-        logits = reference(**given).logits[0, -1].numpy()
-        made = reference.generate(**given, max_new_tokens=32, do_sample=False, eos_token_id=None)
-    return logits, made[0, len(tokens) :].tolist()
+        logits = reference(**arguments).logits[0, -1].numpy()
+        sequences = reference.generate(**arguments, max_new_tokens=32, do_sample=False, eos_token_id=None)
+    return logits, sequences[0, len(tokens) :].tolist()
 
 
 def logits_of(model: LanguageModel, tokens: list[int]) -> np.ndarray:
-    """From the program alone, in calls of 9."""
+    """Return the logits after the tokens, from the program itself in calls of 9 tokens."""
     import ptegpu
 
     assert model.pictures is not None
     with ptegpu.load(model.program.file.path or "", methods=["forward"]) as program:
         for first in range(0, len(tokens), 9):
             ids, *rows = model.pictures.arguments(np.array([tokens[first : first + 9]]))
-            found = program(ids, np.array([first]), *rows)
-    return np.asarray(found)[0]
+            logits = program(ids, np.array([first]), *rows)
+    return np.asarray(logits)[0]
 
 
 def test_one_plan(exported: Exported[ModelSummary], model: LanguageModel) -> None:
@@ -89,12 +89,12 @@ def test_one_plan(exported: Exported[ModelSummary], model: LanguageModel) -> Non
 
 @pytest.mark.parametrize("split", [False, True])
 def test_pixels(exported: Exported[ModelSummary], split: bool) -> None:
-    facts = replace(exported.summary.card.vision, split=split)
+    spec = replace(exported.summary.card.vision, split=split)
     for picture in PICTURES:
-        wanted = seeing.processor(split)(picture, return_tensors="np", return_row_col_info=True)
-        tiles, down, across = pixels(picture, facts)
-        np.testing.assert_array_equal(wanted.pixel_values[0], tiles)
-        assert (wanted["rows"][0][0], wanted["cols"][0][0]) == (down, across)
+        features = seeing.processor(split)(picture, return_tensors="np", return_row_col_info=True)
+        tiles, down, across = pixels(picture, spec)
+        np.testing.assert_array_equal(features.pixel_values[0], tiles)
+        assert (features["rows"][0][0], features["cols"][0][0]) == (down, across)
 
 
 @pytest.mark.parametrize("chunk", [None, 5])
@@ -103,8 +103,8 @@ def test_as_transformers(reference: Any, model: LanguageModel, chunk: int | None
     logits, following = expected(reference, tokens, PICTURES[:1])
     close(logits_of(model, tokens), logits)
     model.runner.chunk = chunk or model.signature.chunk
-    made = model.generate(PROMPT, pictures=PICTURES[:1], max_tokens=32, stop_tokens=[])
-    assert following == made.tokens
+    result = model.generate(PROMPT, pictures=PICTURES[:1], max_tokens=32, stop_tokens=[])
+    assert following == result.tokens
     assert len(set(following)) > 10
     assert following != model.generate(PROMPT, pictures=PICTURES[1:2], max_tokens=32, stop_tokens=[]).tokens
 
@@ -117,7 +117,7 @@ def test_several_pictures(reference: Any, model: LanguageModel) -> None:
         == model.generate(prompt, pictures=PICTURES[:3], max_tokens=32, stop_tokens=[]).tokens
     )
     again = model.encode("<image> w7", PICTURES[2:3])
-    assert set(again) - {*range(seeing.VOCAB)} < set(tokens), "a picture that is known has the ids that it had"
+    assert set(again) - {*range(seeing.VOCAB)} < set(tokens), "a picture keeps its ids in later prompts"
 
 
 def test_chat(reference: Any, model: LanguageModel) -> None:
@@ -183,10 +183,10 @@ def test_on_the_command_line(
     ended = invoke("generate", exported.files[0], PROMPT, "--image", path, "--max-tokens", 9, "--json")
     assert model.generate(PROMPT, pictures=[path], max_tokens=9).tokens == ended.json()["tokens"]
     conversation = model.chat(max_tokens=9)
-    wanted = conversation.say("w1", pictures=[path]).text + "\n" + conversation.say("w2", pictures=[path]).text + "\n"
+    answers = conversation.say("w1", pictures=[path]).text + "\n" + conversation.say("w2", pictures=[path]).text + "\n"
     chat = ("chat", exported.files[0], "--temperature", 0, "--max-tokens", 9)
     monkeypatch.setattr(sys, "stdin", io.StringIO(f"w1\n/image {path}\nw2\n"))
-    assert (0, wanted, "") == ((ended := invoke(*chat, "--image", path)).code, ended.out, ended.err)
+    assert (0, answers, "") == ((ended := invoke(*chat, "--image", path)).code, ended.out, ended.err)
     monkeypatch.setattr(sys, "stdin", io.StringIO(f"/image {tmp_path / 'no.png'}\n/image {__file__}\n"))
     missing, other = invoke(*chat).err.splitlines()
     assert missing.endswith("no.png: No such file or directory") and "is not a picture that Pillow can read" in other
@@ -212,8 +212,8 @@ def test_one_request_at_a_time(exported: Exported[ModelSummary], model: Language
 )
 def test_others(tmp_path: Path, kind: str, tied: bool, split: bool, options: LlmOptions) -> None:
     reference = seeing.model(kind, tied)
-    made = export_llm(seeing.save(reference, tmp_path, split), tmp_path / "model.pte", options)
-    assert made.check and made.check.difference < 1e-4
+    exported = export_llm(seeing.save(reference, tmp_path, split), tmp_path / "model.pte", options)
+    assert exported.check and exported.check.difference < 1e-4
     with LanguageModel(tmp_path / "model.pte") as model:
         tokens = model.encode(PROMPT, PICTURES[:1])
         logits, following = expected(reference, tokens, PICTURES[:1], split)
@@ -231,5 +231,5 @@ def test_quantized_and_in_a_bundle(reference: Any, tmp_path: Path) -> None:
     with LanguageModel(tmp_path / "model.pte") as model, LanguageModel(tmp_path / "model.bundle") as bundle:
         for pictures in ([], PICTURES[:1]):
             prompt = PROMPT if pictures else "w1 w2"
-            wanted = model.generate(prompt, pictures=pictures, max_tokens=12)
-            assert wanted.tokens == bundle.generate(prompt, pictures=pictures, max_tokens=12).tokens
+            result = model.generate(prompt, pictures=pictures, max_tokens=12)
+            assert result.tokens == bundle.generate(prompt, pictures=pictures, max_tokens=12).tokens

@@ -1,4 +1,4 @@
-"""Decoders for many sequences at once: every sequence gets the tokens that it gets alone."""
+"""Decoders for many sequences at once: each gets the same tokens as when it runs alone."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def signature_of(path: Path) -> TextSignature:
 
 
 class Rows:
-    """A program for many sequences, with tables of pages that nobody would choose."""
+    """A program for many sequences, with shuffled tables of pages."""
 
     def __init__(self, path: Path) -> None:
         self.signature = signature_of(path)
@@ -41,38 +41,40 @@ class Rows:
         self.tables = np.full((SEQUENCES, width), -1, np.int32)
         order = np.random.default_rng(0).permutation(PAGES)
         for k in range(SEQUENCES):
-            mine = order[k::SEQUENCES][:width]
-            self.tables[k, : len(mine)] = mine
+            pages = order[k::SEQUENCES][:width]
+            self.tables[k, : len(pages)] = pages
 
     def run(
-        self, rows: list[tuple[int, int, int]], wanted: list[int], sampling: list[Sampling], steps: list[int]
+        self, rows: list[tuple[int, int, int]], sample_rows: list[int], sampling: list[Sampling], steps: list[int]
     ) -> list[int]:
-        """Rows are (sequence, position, token); steps count each sequence's tokens."""
+        """Run rows of (sequence, position, token); return the sampled tokens. `steps` counts each sequence's tokens."""
         tokens = np.array([[t for _, _, t in rows]], self.signature.tokens.numpy)
-        where = np.array([[s, p] for s, p, _ in rows], np.int32).reshape(-1, 2)
+        places = np.array([[s, p] for s, p, _ in rows], np.int32).reshape(-1, 2)
         words = [np.append(s.words(n), np.int32(s.flags)) for s, n in zip(sampling, steps)]
-        settings = np.array(words, np.int32).reshape(len(wanted), 9)
-        seen = np.zeros((len(wanted), 0), np.int32)
-        found, chances = self.program(tokens, where, self.tables, np.array(wanted, np.int32), settings, seen)
-        assert np.isfinite(chances).all()
-        return [int(t) for t in found]
+        settings = np.array(words, np.int32).reshape(len(sample_rows), 9)
+        seen_tokens = np.zeros((len(sample_rows), 0), np.int32)
+        sampled, logprobs = self.program(
+            tokens, places, self.tables, np.array(sample_rows, np.int32), settings, seen_tokens
+        )
+        assert np.isfinite(logprobs).all()
+        return [int(t) for t in sampled]
 
 
-def hold(path: Path, prompts: list[list[int]], count: int = 6, chunk: int = 4) -> None:
-    """Prompts come in chunks, one later than the other, beside the tokens of those that are ahead."""
+def check_sequences(path: Path, prompts: list[list[int]], count: int = 6, chunk: int = 4) -> None:
+    """Feed prompts in chunks, each later than the last, while others decode; compare with separate runs."""
     settings = [Sampling(), Sampling(1.0, seed=3), Sampling(0.8, top_k=5, seed=4), Sampling(1.1, top_p=0.9, seed=5)]
     with LanguageModel(path) as model:
-        alone = [
+        expected = [
             model.generate(p, max_tokens=count, stop_tokens=(), temperature=s.temperature, top_k=s.top_k, top_p=s.top_p,
                            seed=s.seed).tokens
             for p, s in zip(prompts, settings)
         ]  # fmt: skip
-    many = Rows(path)
-    made: list[list[int]] = [list(p) for p in prompts]
+    program = Rows(path)
+    texts: list[list[int]] = [list(p) for p in prompts]
     done = [0] * len(prompts)
     for turn in range(200):
-        rows, wanted, whose = [], [], []
-        for k, tokens in enumerate(made):
+        rows, sample_rows, sequences = [], [], []
+        for k, tokens in enumerate(texts):
             ready = len(tokens) - len(prompts[k]) < count
             if turn < 2 * k or not ready:
                 continue
@@ -80,22 +82,22 @@ def hold(path: Path, prompts: list[list[int]], count: int = 6, chunk: int = 4) -
             rows += [(k, done[k] + j, t) for j, t in enumerate(new)]
             done[k] += len(new)
             if done[k] == len(tokens):
-                wanted.append(len(rows) - 1)
-                whose.append(k)
+                sample_rows.append(len(rows) - 1)
+                sequences.append(k)
         if not rows:
             break
-        steps = [len(made[k]) - len(prompts[k]) for k in whose]
-        found = many.run(rows, wanted, [settings[k] for k in whose], steps)
-        for k, token in zip(whose, found):
-            made[k].append(token)
-    assert [m[len(p) :] for m, p in zip(made, prompts)] == alone
+        steps = [len(texts[k]) - len(prompts[k]) for k in sequences]
+        sampled = program.run(rows, sample_rows, [settings[k] for k in sequences], steps)
+        for k, token in zip(sequences, sampled):
+            texts[k].append(token)
+    assert [m[len(p) :] for m, p in zip(texts, prompts)] == expected
 
 
 def test_the_bundled_model() -> None:
     with LanguageModel(DEMO) as model:
         texts = ("Once upon a time there was a king", "The", "In a dark forest lived a wolf who", "A")
         prompts = [model.encode(t) for t in texts]
-    hold(DEMO, prompts, count=8, chunk=5)
+    check_sequences(DEMO, prompts, count=8, chunk=5)
 
 
 @pytest.mark.torch
@@ -104,7 +106,7 @@ def test_a_program_that_writes_its_cache_apart(tmp_path: Path, every: bool) -> N
     from tests.zoo.language import TinyLM, export
 
     export(TinyLM(every=every), tmp_path / "tiny.pte")
-    hold(tmp_path / "tiny.pte", [[1, 2, 3, 4, 5, 6, 7], [4], [9, 8, 7, 6, 5], [2, 2]])
+    check_sequences(tmp_path / "tiny.pte", [[1, 2, 3, 4, 5, 6, 7], [4], [9, 8, 7, 6, 5], [2, 2]])
 
 
 def test_what_cannot_be_turned_says_why() -> None:

@@ -1,4 +1,4 @@
-"""Templates of strangers: what real ones use gives what Jinja2 gives, what bombs ask for ends soon, in one line."""
+"""Untrusted templates: real ones render as in Jinja2, and bombs end soon with an error of one line."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ptegpu.models.template import ChatTemplate
 
 TEMPLATES = Path(__file__).resolve().parent.parent.parent / "web" / "test" / "templates"
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
-LINES = {  # what templates of models in use are made of
+LINES = {  # constructs from templates in use
     "phi": "{% for m in messages %}{{ '<|' ~ m['role'] ~ '|>\n' + m['content'] + '<|end|>\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% else %}{{ eos_token }}{% endif %}",
     "thoughts": "{% set ns = namespace(last=messages|length - 1, many=true) %}{% for m in messages[::-1] %}"
@@ -46,14 +46,14 @@ LINES = {  # what templates of models in use are made of
 LINES |= {path.stem: path.read_text("utf-8") for path in sorted(TEMPLATES.glob("*.jinja"))}
 
 
-def plain(source: str, **given: Any) -> str:
-    """What Jinja2 itself gives."""
+def plain(source: str, **variables: Any) -> str:
+    """Return what Jinja2 itself renders."""
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", template._Generation]
     )
     environment.filters["tojson"] = template._to_json
     environment.globals |= {"raise_exception": template._raise, "strftime_now": template._now}
-    return environment.from_string(source).render(**given, **SPECIAL, tools=None, documents=None)
+    return environment.from_string(source).render(**variables, **SPECIAL, tools=None, documents=None)
 
 
 @pytest.mark.parametrize("name", LINES)
@@ -71,9 +71,9 @@ def test_a_long_conversation_has_a_larger_budget() -> None:
     assert messages[0]["content"] + "!" == ChatTemplate("{{ messages[0].content|trim + '!' }}", {}).render(messages)
 
 
-def growing(what: str, first: str = "['x']", rounds: int = 64) -> str:
-    """Something that is made of itself, again and again."""
-    return f"{{% set ns = namespace(a={first}) %}}{{% for i in range({rounds}) %}}{what}{{% endfor %}}"
+def growing(step: str, first: str = "['x']", rounds: int = 64) -> str:
+    """Return a template that applies a step to its own result again and again."""
+    return f"{{% set ns = namespace(a={first}) %}}{{% for i in range({rounds}) %}}{step}{{% endfor %}}"
 
 
 SPENT = "it takes too long or writes too much"
@@ -135,7 +135,7 @@ BOMBS = {
 
 @pytest.mark.parametrize("bomb", BOMBS)
 def test_a_bomb_ends_in_one_line(bomb: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(template, "BUDGET", template.BUDGET // 16)  # the whole of it takes a second
+    monkeypatch.setattr(template, "BUDGET", template.BUDGET // 16)  # the full budget takes a second
     with pytest.raises(InvalidInput) as error:
         ChatTemplate(bomb, {}).render([{"role": "user", "content": "hi"}])
     message = str(error.value)
@@ -159,7 +159,7 @@ def test_a_template_that_cannot_be_made(source: str, reason: str) -> None:
 
 
 COLLIDING = "range(0, (2**61 - 1) * 99999, 2**61 - 1)"  # all have the hash 0
-SLOW = [  # takes minutes, or gigabytes, unless its cost is counted before it is done
+SLOW = [  # each takes minutes or gigabytes unless its cost is counted in advance
     "{{ ('a' * 1000000).rfind('ab' + 'a' * 500000) }}",
     "{{ ('a' * 1000000).rindex('ab' + 'a' * 500000) }}",
     "{{ ('a' * 1000000).rsplit('ab' + 'a' * 500000)|length }}",
@@ -231,7 +231,7 @@ for bomb in json.load(sys.stdin):
 
 
 def test_no_operation_takes_long() -> None:
-    """All end in a child of bounded memory; the limit is many times what they take."""
+    """Run all in a child process with bounded memory; the time limit is many times what they need."""
     process = subprocess.run(
         [sys.executable, "-c", RUN_ALL], input=json.dumps(SLOW), capture_output=True, text=True, timeout=240
     )
@@ -241,20 +241,20 @@ def test_no_operation_takes_long() -> None:
 
 def test_threads_have_budgets_of_their_own() -> None:
     shared = ChatTemplate("{% for i in range(messages[0].content|int) %}{{ i // i }}{% endfor %}", {})
-    found: list[str] = []
+    messages: list[str] = []
 
     def render() -> None:
         try:
             shared.render([{"role": "user", "content": "3"}])
         except InvalidInput as e:
-            found.append(str(e))
+            messages.append(str(e))
 
     threads = [threading.Thread(target=render) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert ["the chat template refuses this conversation: integer division or modulo by zero"] * 4 == found
+    assert ["the chat template refuses this conversation: integer division or modulo by zero"] * 4 == messages
 
 
 def test_the_version_that_keeps_a_template_inside() -> None:

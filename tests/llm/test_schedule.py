@@ -1,4 +1,7 @@
-"""The scheduler over random histories, with a model that is a function of the tokens before: nobody notices others."""
+"""The scheduler over random histories, with a model that is a function of the previous tokens.
+
+A request gets the same tokens whatever other requests do.
+"""
 
 from __future__ import annotations
 
@@ -23,12 +26,12 @@ FREE, PENALISED = Sampler(Sampling(seed=0), VOCABULARY), Sampler(Sampling(repeat
 
 
 def following(seed: int, tokens: Sequence[int]) -> tuple[int, float]:
-    """The next token and what stands for its log-probability."""
-    drawn = random.Random(hash((seed, *tokens)))
-    return drawn.randrange(VOCABULARY), drawn.random()
+    """Return the next token and a number in place of its log-probability."""
+    rng = random.Random(hash((seed, *tokens)))
+    return rng.randrange(VOCABULARY), rng.random()
 
 
-def alone(request: TextRequest, context: int) -> tuple[list[int], str]:
+def generate_alone(request: TextRequest, context: int) -> tuple[list[int], str]:
     tokens: list[int] = []
     while len(tokens) < request.max_tokens and len(request.prompt) + len(tokens) <= context:
         token, _ = following(request.caller, [*request.prompt, *tokens])
@@ -39,20 +42,20 @@ def alone(request: TextRequest, context: int) -> tuple[list[int], str]:
 
 
 class World:
-    """A scheduler, a cache in pages, and all that ever happened. `ahead` runs begin before one is done."""
+    """A scheduler, a paged cache, and the history of all requests. `ahead` runs begin before the first is done."""
 
     def __init__(
-        self, pages: int, context: int, sequences: int, rows: int, beside: int, limit: int, ahead: int = 0
+        self, pages: int, context: int, sequences: int, rows: int, prefill_rows: int, limit: int, ahead: int = 0
     ) -> None:
         self.pages = Pages(pages, SIZE)
-        self.schedule = Scheduler(self.pages, context, sequences, rows, beside, limit)
+        self.schedule = Scheduler(self.pages, context, sequences, rows, prefill_rows, limit)
         self.context, self.sequences, self.ahead = context, sequences, ahead
         self.memory: list[list[int | None]] = [[None] * SIZE for _ in range(pages)]
-        self.made: dict[TextRequest, list[int]] = {}
+        self.outputs: dict[TextRequest, list[int]] = {}
         self.ends: dict[TextRequest, str] = {}
-        self.works: deque[tuple[PlannedRun, list[tuple[int, float]]]] = deque()  # on their way, with what they give
+        self.started: deque[tuple[PlannedRun, list[tuple[int, float]]]] = deque()  # runs in flight, with their results
         self.latest = [LATEST] * sequences
-        self.now, self.runs, self.useless = 0.0, 0, 0
+        self.now, self.runs, self.discarded = 0.0, 0, 0
 
     def add(self, request: TextRequest) -> None:
         full = len(self.schedule.waiting) >= self.schedule.limit
@@ -62,43 +65,43 @@ class World:
             assert full and request.state == "new"
         else:
             assert not full
-            self.made[request] = []
+            self.outputs[request] = []
 
     def cancel(self, number: int) -> None:
-        there = [r for r in self.made if r.state != "ended"]
-        if there:
-            chosen = there[number % len(there)]
+        active = [r for r in self.outputs if r.state != "ended"]
+        if active:
+            chosen = active[number % len(active)]
             self.schedule.end(chosen)
             self.ends[chosen] = "cancelled"
 
     def wait(self, seconds: float) -> None:
         self.now += seconds
-        self.told(self.schedule.expire(self.now))
+        self.record(self.schedule.expire(self.now))
         assert all(r.deadline > self.now for r in (*self.schedule.running, *self.schedule.waiting))
 
-    def told(self, events: list[Event]) -> None:
+    def record(self, events: list[Event]) -> None:
         for request, token, logprob, reason in events:
             assert request not in self.ends
             if token is not None:
-                before = [*request.prompt, *self.made[request]]
+                before = [*request.prompt, *self.outputs[request]]
                 assert (token, logprob) == following(request.caller, before)
-                self.made[request].append(token)
+                self.outputs[request].append(token)
             if reason is not None:
                 self.ends[request] = reason
                 assert request.state == "ended"
 
     @property
     def work(self) -> PlannedRun:
-        return self.works[-1][0]
+        return self.started[-1][0]
 
     def plan(self) -> bool:
-        """The next run, which takes place at once; what it gives is told later."""
+        """Start the next run, if there is any, and compute its results; `done` reports them later."""
         keys = dict(self.pages._keys)
         writing = [r for r in self.schedule.running if self.schedule.needs_one_row(r)]
         oldest = self.schedule.running[:1]
         work = self.schedule.plan()
         if work is None:
-            assert self.works or not self.schedule.busy
+            assert self.started or not self.schedule.busy
             return False
         assert all(r in work.requests or not self.schedule.needs_one_row(r) for r in oldest)  # the oldest goes on
         assert all(r in work.requests or r.state == "waiting" for r in writing)
@@ -111,13 +114,14 @@ class World:
         texts: dict[int, list[int]] = {}
         for (slot, position), token in zip(work.rows, work.tokens):
             request = tables[slot]
-            known = position < len(request.tokens)
-            assert token == (request.tokens[position] if known else LATEST)
+            is_known = position < len(request.tokens)
+            assert token == (request.tokens[position] if is_known else LATEST)
             assert len(texts.get(slot, request.tokens[:position])) == position
-            text = texts[slot] = [*request.tokens[:position], token if known else self.latest[slot]]
+            text = texts[slot] = [*request.tokens[:position], token if is_known else self.latest[slot]]
             page = request.pages[position // SIZE]
-            assert keys.get(page) is None or keys[page] is not self.pages._keys.get(page)  # a known page is not written
-            self.memory[page][position % SIZE] = hash(tuple(text))  # as of a deep model
+            # a registered page is not written
+            assert keys.get(page) is None or keys[page] is not self.pages._keys.get(page)
+            self.memory[page][position % SIZE] = hash(tuple(text))  # depends on all tokens so far, as in a deep model
         assert all(len(texts[r.slot]) == r.computed for r in work.requests)
         results = []
         for k, request, step in zip(work.sample_rows, work.sample_requests, work.steps, strict=True):
@@ -130,19 +134,19 @@ class World:
             results.append(following(request.caller, text))
             self.latest[slot] = results[-1][0]
             assert step < request.max_tokens and not (request.sampler.penalises and LATEST in work.tokens[k : k + 1])
-        self.works.append((work, results))
+        self.started.append((work, results))
         self.runs += 1
         return True
 
     def done(self) -> None:
-        work, results = self.works.popleft()
-        before = sum(len(made) for made in self.made.values())
-        self.told(self.schedule.done(work, [t for t, _ in results], [p for _, p in results]))
-        self.useless += len(results) - sum(len(made) for made in self.made.values()) + before
+        work, results = self.started.popleft()
+        before = sum(len(output) for output in self.outputs.values())
+        self.record(self.schedule.done(work, [t for t, _ in results], [p for _, p in results]))
+        self.discarded += len(results) - sum(len(output) for output in self.outputs.values()) + before
 
     def step(self) -> None:
-        """As an engine does."""
-        if len(self.works) > self.ahead or not self.plan():
+        """Plan a run or finish one, in an engine's order."""
+        if len(self.started) > self.ahead or not self.plan():
             self.done()
 
     def check(self) -> None:
@@ -159,25 +163,25 @@ class World:
         assert counts == self.pages._references
 
     def finish(self) -> None:
-        """All that is left, which ends."""
-        most = self.runs + 10 + 4 * sum(len(r.tokens) + r.max_tokens for r in self.made if r.state != "ended") ** 2
-        while self.schedule.busy or self.works:
+        """Run until all requests have ended, and compare each with a run on its own."""
+        most = self.runs + 10 + 4 * sum(len(r.tokens) + r.max_tokens for r in self.outputs if r.state != "ended") ** 2
+        while self.schedule.busy or self.started:
             self.step()
             self.check()
             assert self.runs < most
-        for request, made in self.made.items():
-            tokens, reason = alone(request, self.context)
+        for request, output in self.outputs.items():
+            tokens, reason = generate_alone(request, self.context)
             if self.ends[request] in ("cancelled", "deadline"):
-                assert tokens[: len(made)] == made
+                assert tokens[: len(output)] == output
             else:
-                assert (tokens, reason) == (made, self.ends[request])
+                assert (tokens, reason) == (output, self.ends[request])
         assert (0, self.pages.count) == (self.pages.used, self.pages.available)
         assert self.sequences == len(set(self.schedule._slots))
 
 
 @st.composite
 def requests(draw: st.DrawFn, context: int) -> TextRequest:
-    """Prompts begin alike, often."""
+    """Draw requests whose prompts often begin alike."""
     length = draw(st.integers(1, context))
     same = draw(st.integers(0, length))
     prompt = [2] * same + [draw(st.integers(1, 2)) for _ in range(min(3, length - same))]
@@ -195,57 +199,59 @@ def test_each_request_gets_what_it_gets_alone(data: st.DataObject) -> None:
     context = data.draw(st.integers(1, 24))
     sequences = data.draw(st.integers(1, 5))
     rows, more = data.draw(st.integers(sequences, 30)), data.draw(st.integers(0, 8))
-    beside, limit = data.draw(st.integers(1, 8)), data.draw(st.integers(1, 9))
-    world = World(-(-context // SIZE) + more, context, sequences, rows, beside, limit, data.draw(st.integers(0, 1)))
-    for what in data.draw(
+    prefill_rows, limit = data.draw(st.integers(1, 8)), data.draw(st.integers(1, 9))
+    world = World(
+        -(-context // SIZE) + more, context, sequences, rows, prefill_rows, limit, data.draw(st.integers(0, 1))
+    )
+    for action in data.draw(
         st.lists(st.sampled_from(["add", "add", "run", "run", "run", "cancel", "wait"]), max_size=40)
     ):
-        if what == "add":
+        if action == "add":
             world.add(data.draw(requests(context)))
-        elif what == "cancel":
+        elif action == "cancel":
             world.cancel(data.draw(st.integers(0, 9)))
-        elif what == "wait":
+        elif action == "wait":
             world.wait(data.draw(st.integers(0, 4)))
-        elif world.works or world.schedule.busy:
+        elif world.started or world.schedule.busy:
             world.step()
         world.check()
     world.finish()
 
 
 def test_thousands_of_longer_histories() -> None:
-    """Those above are short, so that what fails is told briefly."""
-    preempted = shared = useless = 0
+    """Histories drawn by Hypothesis are short, which keeps its failures readable; these are longer."""
+    preempted = shared = discarded = 0
     for seed in range(2000):
-        drawn = random.Random(seed)
-        context = drawn.randrange(4, 60)
-        sequences = drawn.randrange(1, 9)
-        pages = -(-context // SIZE) + drawn.randrange(0, 3 * sequences)
-        rows, beside = sequences + drawn.randrange(40), drawn.randrange(1, 20)
-        world = World(pages, context, sequences, rows, beside, 20, ahead=seed % 2)
-        begin = [drawn.randrange(1, VOCABULARY) for _ in range(context)]
-        for _ in range(drawn.randrange(60)):
-            what = drawn.random()
-            if what < 0.3:
-                same, length = drawn.randrange(context), drawn.randrange(1, context + 1)
-                prompt = (begin[:same] + [drawn.randrange(1, VOCABULARY) for _ in range(length)])[:length]
-                deadline = world.now + drawn.randrange(1, 9) if drawn.random() < 0.2 else math.inf
-                stops = frozenset({END}) if drawn.random() < 0.5 else frozenset[int]()
-                owner = drawn.choice("abc")
-                seed_of_text, sampler = drawn.randrange(3), PENALISED if drawn.random() < 0.2 else FREE
-                max_tokens = drawn.randrange(1, 40)
+        rng = random.Random(seed)
+        context = rng.randrange(4, 60)
+        sequences = rng.randrange(1, 9)
+        pages = -(-context // SIZE) + rng.randrange(0, 3 * sequences)
+        rows, prefill_rows = sequences + rng.randrange(40), rng.randrange(1, 20)
+        world = World(pages, context, sequences, rows, prefill_rows, 20, ahead=seed % 2)
+        begin = [rng.randrange(1, VOCABULARY) for _ in range(context)]
+        for _ in range(rng.randrange(60)):
+            action = rng.random()
+            if action < 0.3:
+                same, length = rng.randrange(context), rng.randrange(1, context + 1)
+                prompt = (begin[:same] + [rng.randrange(1, VOCABULARY) for _ in range(length)])[:length]
+                deadline = world.now + rng.randrange(1, 9) if rng.random() < 0.2 else math.inf
+                stops = frozenset({END}) if rng.random() < 0.5 else frozenset[int]()
+                owner = rng.choice("abc")
+                seed_of_text, sampler = rng.randrange(3), PENALISED if rng.random() < 0.2 else FREE
+                max_tokens = rng.randrange(1, 40)
                 world.add(TextRequest(prompt, max_tokens, sampler, context, stops, deadline, owner, seed_of_text))
-            elif what < 0.35:
-                world.cancel(drawn.randrange(99))
-            elif what < 0.4:
-                world.wait(drawn.random())
-            elif world.works or world.schedule.busy:
+            elif action < 0.35:
+                world.cancel(rng.randrange(99))
+            elif action < 0.4:
+                world.wait(rng.random())
+            elif world.started or world.schedule.busy:
                 world.step()
             world.check()
         world.finish()
-        preempted += sum(r.preempted for r in world.made)
-        shared += sum(r.reused for r in world.made)
-        useless += world.useless
-    assert preempted > 500 and shared > 5000 and useless > 500
+        preempted += sum(r.preempted for r in world.outputs)
+        shared += sum(r.reused for r in world.outputs)
+        discarded += world.discarded
+    assert preempted > 500 and shared > 5000 and discarded > 500
 
 
 def request(
@@ -270,7 +276,7 @@ def test_texts_go_on_while_a_long_prompt_comes_in() -> None:
 
 
 def test_a_prompt_in_use_is_run_once() -> None:
-    """Also by two that come at once: what the first one writes in a run, the other reads in the same."""
+    """Two requests that arrive at the same time share it: the second reads what the first writes in the same run."""
     world = World(40, 64, 4, 64, 64, 9)
     system = [1, 2, 3, 4, 5, 6, 5, 4]
     world.add(request([*system, 1]))
@@ -297,13 +303,13 @@ def test_owners_take_turns() -> None:
 def test_nobody_waits_for_ever_for_those_who_come_later() -> None:
     world = World(40, 64, 1, 64, 64, 99)
     patient = [request([1, k], owner="patient") for k in range(3)]
-    for asked in patient:
-        world.add(asked)
+    for queued in patient:
+        world.add(queued)
     for k in range(20):
         world.add(request([2], 1, owner=str(k)))
         world.plan()
         world.done()
-    assert {"ended"} == {asked.state for asked in patient}
+    assert {"ended"} == {queued.state for queued in patient}
     world.finish()
 
 
@@ -328,17 +334,17 @@ def test_the_next_run_begins_before_a_token_is_known() -> None:
         request([3], 2),
         request([4], 2, sampler=PENALISED),
     )
-    for asked in (stops, goes_on, waits):
-        schedule.add(asked)
+    for queued in (stops, goes_on, waits):
+        schedule.add(queued)
     first, second = schedule.plan(), schedule.plan()
     assert first is not None and second is not None
     assert [1, 2, 3, 4] == first.tokens
     assert ([LATEST, LATEST], [stops, goes_on], [1, 1]) == (second.tokens, second.sample_requests, second.steps)
     chances = [0.5] * 3
-    told = [Event(stops, reason="stop"), Event(goes_on, 5, 0.5), Event(waits, 6, 0.5)]
-    assert told == schedule.done(first, [END, 5, 6], chances)
+    expected = [Event(stops, reason="stop"), Event(goes_on, 5, 0.5), Event(waits, 6, 0.5)]
+    assert expected == schedule.done(first, [END, 5, 6], chances)
     third = schedule.plan()
-    assert third is not None and ([6], [waits]) == (third.tokens, third.sample_requests)  # the other one is complete
+    assert third is not None and ([6], [waits]) == (third.tokens, third.sample_requests)  # the other is complete
     assert [Event(goes_on, 8, 0.5, "length")] == schedule.done(second, [7, 8], chances[:2])
     assert [Event(waits, 9, 0.5, "length")] == schedule.done(third, [9], chances[:1])
     assert not schedule.busy and 0 == schedule.pages.used
@@ -346,11 +352,11 @@ def test_the_next_run_begins_before_a_token_is_known() -> None:
 
 def test_a_request_that_failed_tells_so() -> None:
     schedule = Scheduler(Pages(5, SIZE), 20, 2, 8)
-    asked = request([1, 2])
-    schedule.add(asked)
+    failing = request([1, 2])
+    schedule.add(failing)
     work = schedule.plan()
     assert work is not None
-    assert [Event(asked, reason="failed")] == schedule.done(work, [3], [math.nan])
+    assert [Event(failing, reason="failed")] == schedule.done(work, [3], [math.nan])
     assert not schedule.busy
 
 

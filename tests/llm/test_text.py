@@ -1,4 +1,4 @@
-"""Text as tokens come: whole characters, stop strings that never show, special tokens, chat templates."""
+"""Text from tokens: whole characters, stop strings that never show, special tokens, chat templates."""
 
 from __future__ import annotations
 
@@ -25,49 +25,52 @@ BYTE_LEVEL = make_tokenizer()
 
 
 def byte_fallback() -> tokenizers.Tokenizer:
-    """As SentencePiece has it: ▁ for spaces, bytes for what is unknown, no space before the first word."""
+    """Return a tokenizer in the style of SentencePiece.
+
+    It has ▁ for spaces, bytes for unknown characters, and no space before the first word.
+    """
     vocabulary = {"<unk>": 0, **{f"<0x{b:02X}>": b + 1 for b in range(256)}}
     for token in ("▁", "H", "e", "l", "o", "▁w", "w", "or", "r", "d", "▁wor"):
         vocabulary[token] = len(vocabulary)
     merges = [("▁", "w"), ("o", "r"), ("▁w", "or")]
-    made = tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, merges, byte_fallback=True, unk_token="<unk>"))
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, merges, byte_fallback=True, unk_token="<unk>"))
     normalizers, decoders = tokenizers.normalizers, tokenizers.decoders
-    made.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    made.decoder = decoders.Sequence(
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    tokenizer.decoder = decoders.Sequence(
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
     )
-    return made
+    return tokenizer
 
 
-def saved(folder: Path, made: tokenizers.Tokenizer, **config: object) -> Tokenizer:
-    made.save(str(folder / "tokenizer.json"))
+def saved(folder: Path, tokenizer: tokenizers.Tokenizer, **config: object) -> Tokenizer:
+    tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
     return Tokenizer(folder / "tokenizer.json")
 
 
 class Plain:
-    """A tokenizer of the library as `Detokenizer` wants one."""
+    """A tokenizer of the `tokenizers` library with the interface that `Detokenizer` needs."""
 
-    def __init__(self, made: tokenizers.Tokenizer) -> None:
-        self.made = made
+    def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
+        self.tokenizer = tokenizer
 
     def decode(self, tokens: list[int]) -> str:
-        return self.made.decode(list(tokens), skip_special_tokens=True)
+        return self.tokenizer.decode(list(tokens), skip_special_tokens=True)
 
 
-@pytest.mark.parametrize("made", [BYTE_LEVEL, byte_fallback()], ids=["byte-level", "byte-fallback"])
+@pytest.mark.parametrize("tokenizer", [BYTE_LEVEL, byte_fallback()], ids=["byte-level", "byte-fallback"])
 @pytest.mark.parametrize("text", [*TEXT, "Hello wor wörld 🦊🏽 e\u0301 \n\t  x", "日", " lead", "\ufffd!", "👩‍👩‍👧"])
-def test_characters_come_whole_and_as_soon_as_they_can(made: tokenizers.Tokenizer, text: str) -> None:
-    tokens = made.encode(text).ids
-    detokenizer = Detokenizer(Plain(made))  # type: ignore[arg-type]
+def test_characters_come_whole_and_as_soon_as_they_can(tokenizer: tokenizers.Tokenizer, text: str) -> None:
+    tokens = tokenizer.encode(text).ids
+    detokenizer = Detokenizer(Plain(tokenizer))  # type: ignore[arg-type]
     shown = ""
     for k, token in enumerate(tokens):
         piece = detokenizer.push(token)
         assert "\ufffd" not in piece or "\ufffd" in text
         shown += piece
-        whole = made.decode(tokens[: k + 1])
-        assert shown == whole or whole.endswith("\ufffd")
-    assert text == made.decode(tokens) == shown + detokenizer.finish()
+        decoded = tokenizer.decode(tokens[: k + 1])
+        assert shown == decoded or decoded.endswith("\ufffd")
+    assert text == tokenizer.decode(tokens) == shown + detokenizer.finish()
 
 
 @given(st.text(max_size=30), st.text(max_size=30))
@@ -86,10 +89,10 @@ def test_any_tokens_give_what_decoding_them_together_gives(tokens: list[int]) ->
 
 
 def test_a_word_after_a_prompt_keeps_its_space() -> None:
-    made = byte_fallback()
-    prompt, word = made.encode("Hello").ids, made.token_to_id("▁wor")
-    assert " wor" == Detokenizer(Plain(made), prompt).push(word)  # type: ignore[arg-type]
-    assert "wor" == Detokenizer(Plain(made)).push(word)  # type: ignore[arg-type]
+    tokenizer = byte_fallback()
+    prompt, word = tokenizer.encode("Hello").ids, tokenizer.token_to_id("▁wor")
+    assert " wor" == Detokenizer(Plain(tokenizer), prompt).push(word)  # type: ignore[arg-type]
+    assert "wor" == Detokenizer(Plain(tokenizer)).push(word)  # type: ignore[arg-type]
 
 
 def test_the_stop_string_that_is_complete_first_ends_the_text() -> None:
@@ -101,13 +104,13 @@ def test_the_stop_string_that_is_complete_first_ends_the_text() -> None:
 @given(st.text("abc", max_size=40), st.lists(st.text("abc", min_size=1, max_size=4), max_size=3), st.data())
 def test_stop_strings_end_the_text_wherever_it_is_cut(text: str, stops: list[str], data: st.DataObject) -> None:
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=8)))
-    found = [(k + len(s), k) for s in stops if (k := text.find(s)) >= 0]
-    expected = text[: min(found)[1]] if found else text
+    matches = [(k + len(s), k) for s in stops if (k := text.find(s)) >= 0]
+    expected = text[: min(matches)[1]] if matches else text
     passing, shown = StopStrings(stops), ""
     for begin, end in zip([0, *cuts], [*cuts, len(text)]):
         shown += passing.push(text[begin:end])
         assert expected.startswith(shown)
-    assert bool(found) == passing.stopped
+    assert bool(matches) == passing.stopped
     assert expected == shown + passing.finish()
 
 
@@ -119,20 +122,20 @@ def test_text_that_cannot_begin_a_stop_string_passes_at_once() -> None:
 
 def test_special_tokens(tmp_path: Path) -> None:
     config = {"bos_token": {"content": "<s>"}, "eos_token": "</s>", "pad_token": None, "add_bos_token": True}
-    made = saved(tmp_path, BYTE_LEVEL, **config)
-    assert (0, 1) == (made.bos, made.eos)
-    assert 0 == made.encode("fox")[0]
-    assert [0] == made.encode("")
-    assert "fox" == made.decode([*made.encode("fox"), 1])
+    tokenizer = saved(tmp_path, BYTE_LEVEL, **config)
+    assert (0, 1) == (tokenizer.bos, tokenizer.eos)
+    assert 0 == tokenizer.encode("fox")[0]
+    assert [0] == tokenizer.encode("")
+    assert "fox" == tokenizer.decode([*tokenizer.encode("fox"), 1])
     assert 0 != saved(tmp_path, BYTE_LEVEL, bos_token="<s>").encode("fox")[0]
 
 
 def test_a_conversation_in_the_format_of_the_model(tmp_path: Path) -> None:
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
-    made = saved(tmp_path, BYTE_LEVEL, bos_token="<s>", eos_token="</s>", chat_template=TEMPLATE)
+    tokenizer = saved(tmp_path, BYTE_LEVEL, bos_token="<s>", eos_token="</s>", chat_template=TEMPLATE)
     expected = "<s><|system|>Be brief.</s><|user|>Hi</s><|assistant|>"
-    assert expected == made.chat.render(messages)
-    assert BYTE_LEVEL.encode(expected, add_special_tokens=False).ids == made.encode_chat(messages)
+    assert expected == tokenizer.chat.render(messages)
+    assert BYTE_LEVEL.encode(expected, add_special_tokens=False).ids == tokenizer.encode_chat(messages)
     named = [{"name": "tools", "template": "no"}, {"name": "default", "template": "{{ messages[0].content }}!"}]
     assert "Be brief.!" == saved(tmp_path, BYTE_LEVEL, chat_template=named).chat.render(messages)
     (tmp_path / "chat_template.jinja").write_text("from a file: {{ messages | length }}")
@@ -178,9 +181,9 @@ def test_a_template_that_is_none(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput) as error:
         ChatTemplate({"a": 1}, {})
     assert "the chat template is neither a text nor a list of named texts" == str(error.value)
-    made = saved(tmp_path, BYTE_LEVEL)
+    tokenizer = saved(tmp_path, BYTE_LEVEL)
     with pytest.raises(InvalidInput) as error:
-        made.encode_chat([])
+        tokenizer.encode_chat([])
     looked = f"no chat_template in {tmp_path / 'tokenizer_config.json'} and no chat_template.jinja next to it"
     assert f"this model cannot chat: there is {looked}; use generate to continue a text" == str(error.value)
 
@@ -228,11 +231,11 @@ def test_a_tokenizer_that_panics(
 @pytest.mark.parametrize("part", ["normalizer", "decoder"])
 @pytest.mark.parametrize("pattern", [{"String": "l"}, {"Regex": "l"}])
 def test_chained_replacements_are_bounded(tmp_path: Path, part: str, pattern: dict[str, str]) -> None:
-    made = json.loads(make_tokenizer().to_str())
+    config = json.loads(make_tokenizer().to_str())
     step = {"type": "Replace", "pattern": pattern, "content": "llll"}
-    made[part] = {"type": "Sequence", f"{part}s": [step, {"type": "Sequence", f"{part}s": [step] * 4}]}
+    config[part] = {"type": "Sequence", f"{part}s": [step, {"type": "Sequence", f"{part}s": [step] * 4}]}
     path = tmp_path / "tokenizer.json"
-    path.write_text(json.dumps(made))
+    path.write_text(json.dumps(config))
     with pytest.raises(InvalidInput, match=f"its {part} may make a text more than 64 times as long"):
         Tokenizer(path)
 
@@ -242,7 +245,7 @@ def replace_all(old: str, new: str, kind: str = "String") -> dict[str, Any]:
 
 
 def charsmap(longest: int) -> dict[str, Any]:
-    """A table that writes so many characters for one: the size of a trie, the trie, texts."""
+    """Return a step that writes `longest` characters for one. Its table has the size of a trie, the trie, and texts."""
     table = (4).to_bytes(4, "little") + bytes(4) + b"x\0" + "é".encode() * longest + b"\0"
     return {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(table).decode()}
 
@@ -310,10 +313,10 @@ DELIMITED = {"type": "CTC", "pad_token": "<pad>", "word_delimiter_token": "", "c
 def test_other_ways_to_lengthen_a_text_are_bounded(
     tmp_path: Path, part: str, steps: list[dict[str, Any]], reason: str
 ) -> None:
-    made = json.loads(make_tokenizer().to_str())
-    made["post_processor" if part == "processor" else part] = {"type": "Sequence", f"{part.replace('_', '')}s": steps}
+    config = json.loads(make_tokenizer().to_str())
+    config["post_processor" if part == "processor" else part] = {"type": "Sequence", f"{part.replace('_', '')}s": steps}
     path = tmp_path / "tokenizer.json"
-    path.write_text(json.dumps(made))
+    path.write_text(json.dumps(config))
     with pytest.raises(InvalidInput) as error:
         Tokenizer(path)
     assert f"{path} is refused: {reason}" == str(error.value)
@@ -336,17 +339,17 @@ def test_steps_that_could_be_read_in_two_ways_are_refused(tmp_path: Path, step: 
 
 
 def test_what_tokenizers_in_use_do_is_taken(tmp_path: Path) -> None:
-    made = json.loads(make_tokenizer().to_str())
+    config = json.loads(make_tokenizer().to_str())
     quotes = [replace_all("``", '"'), replace_all("''", '"')]
-    made["normalizer"] = {
+    config["normalizer"] = {
         "type": "Sequence",
         "normalizers": [*quotes, {"type": "NFKD"}, {"type": "StripAccents"}, {"type": "Lowercase"}]
         + [{"type": "Prepend", "prepend": "▁"}, replace_all(" ", "▁"), replace_all("\n", "<0x0A>")]
         + PATTERNS,
     }
-    made["post_processor"] = template([SPECIAL_PIECE, TEXT_PIECE, SPECIAL_PIECE])
+    config["post_processor"] = template([SPECIAL_PIECE, TEXT_PIECE, SPECIAL_PIECE])
     path = tmp_path / "tokenizer.json"
-    path.write_text(json.dumps(made))
+    path.write_text(json.dumps(config))
     ids = Tokenizer(path).encode("A fox")
     assert [0, 0] == [ids[0], ids[-1]]
     assert "é" * 18 in _texts(charsmap(18)["precompiled_charsmap"])
@@ -382,7 +385,7 @@ def test_a_config_of_another_kind(config: str, reason: str, tmp_path: Path) -> N
 
 
 def test_a_prompt_that_is_no_text(tmp_path: Path) -> None:
-    """Servers pass the message on: it has no folder."""
+    """Servers pass the message on, so it does not name the folder."""
     with pytest.raises(InvalidInput, match=r"^tokenizer\.json fails: "):
         saved(tmp_path, BYTE_LEVEL).encode("a\udcff")
 
@@ -393,15 +396,15 @@ def test_what_others_write_on_stderr_still_comes(capfd: pytest.CaptureFixture[st
     assert ("", "told by another thread") == capfd.readouterr()
 
 
-@pytest.mark.parametrize("made", [BYTE_LEVEL, byte_fallback()], ids=["byte-level", "byte-fallback"])
+@pytest.mark.parametrize("library", [BYTE_LEVEL, byte_fallback()], ids=["byte-level", "byte-fallback"])
 @pytest.mark.parametrize("text", [*TEXT, "Hello wörld 🦊🏽 e\u0301"])
-def test_the_bytes_of_tokens_are_those_of_the_text(made: tokenizers.Tokenizer, text: str, tmp_path: Path) -> None:
-    tokenizer = saved(tmp_path, made)
+def test_the_bytes_of_tokens_are_those_of_the_text(library: tokenizers.Tokenizer, text: str, tmp_path: Path) -> None:
+    tokenizer = saved(tmp_path, library)
     tokens = tokenizer.encode(text)
     detokenizer = Detokenizer(tokenizer)
     texts = [detokenizer.push(token) for token in tokens]
-    found = [tokenizer.bytes_of(token) for token in tokens]
-    assert text.encode() == b"".join(t.encode() if raw is None else raw for t, raw in zip(texts, found))
+    pieces = [tokenizer.bytes_of(token) for token in tokens]
+    assert text.encode() == b"".join(t.encode() if raw is None else raw for t, raw in zip(texts, pieces))
 
 
 def test_the_bytes_of_special_tokens_are_their_text(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Predictors that go wrong, for actors of Ray. What they do is written down in the folder that RECORDS names."""
+"""Predictors that fail, for actors of Ray. They record what they do in the folder that RECORDS names."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def records() -> Path:
 
 
 class Failing(ptegpu.serve.ray.Predictor):
-    """Fails as soon as some rows are through."""
+    """A predictor that fails as soon as some rows are done."""
 
     def __call__(self, batch: Any) -> dict[str, np.ndarray]:
         if 700 in batch["id"]:
@@ -32,13 +32,13 @@ class Failing(ptegpu.serve.ray.Predictor):
 
 
 class Losing(ptegpu.serve.ray.Predictor):
-    """Loses its GPU once, and counts the rows that it is through with."""
+    """A predictor that loses its GPU once, and counts the rows that it has done."""
 
     def __call__(self, batch: Any) -> dict[str, np.ndarray]:
         lost = records() / "lost"
         if not lost.exists():
             lost.touch()
             self._program.device.destroy()
-        made = super().__call__(batch)
+        result = super().__call__(batch)
         (records() / f"rows {time.monotonic_ns()}").write_text(str(len(batch["id"])))
-        return made
+        return result

@@ -29,19 +29,19 @@ ray = pytest.importorskip("ray", reason="ray is not installed: pip install 'pteg
 
 pytestmark = [pytest.mark.slow, pytest.mark.heavy]
 ROOT = Path(__file__).resolve().parent.parent.parent
-TOKENS = 150  # so many that requests still run when a replica is killed
+TOKENS = 150  # enough that requests still run when a replica is killed
 PATHS = [str(ROOT / name) for name in ("examples", "src", ".")]
 
 
 @contextmanager
 def cluster(folder: Path) -> Iterator[None]:
-    """Without a GPU; its processes tell what they do in a folder."""
+    """Run a cluster without a GPU, whose processes record what they do in a folder."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "path", [*PATHS, *sys.path])
         patch.setenv("PYTHONPATH", os.pathsep.join(PATHS))
         patch.setenv("RAY_AUTH_TOKEN", secrets.token_hex(16))  # otherwise Ray writes one to the home folder
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-        patch.setenv("RAY_memory_monitor_refresh_ms", "0")  # on a full machine its processes are not the first to go
+        patch.setenv("RAY_memory_monitor_refresh_ms", "0")  # keeps a full machine from killing its processes first
         patch.setenv("RAY_worker_oom_score_adjustment", "0")
         patch.setenv(RECORDS, str(folder))
         sockets = tempfile.mkdtemp(prefix="ray")  # their paths must be short
@@ -57,7 +57,7 @@ def cluster(folder: Path) -> Iterator[None]:
 
 
 def test_what_dies_costs_time_and_nothing_else(tmp_path: Path) -> None:
-    """One test, so that there is one cluster."""
+    """Both parts share one test, and thus one cluster."""
     with cluster(tmp_path):
         a_replica_dies()
         a_job_fails_and_a_gpu_is_lost(tmp_path)
@@ -65,7 +65,7 @@ def test_what_dies_costs_time_and_nothing_else(tmp_path: Path) -> None:
 
 @contextmanager
 def two_replicas() -> Iterator[openai.OpenAI]:
-    """A client of them; each runs two requests at once."""
+    """Yield a client of two replicas, each of which runs two requests at once."""
     import ray_serve
 
     with bind(port=0) as bound:
@@ -83,31 +83,31 @@ def replicas() -> list[str]:
 
 
 def a_replica_dies() -> None:
-    asked: dict[str, Any] = {"model": "tales", "prompt": "The Wolf and the Fox\n", "max_tokens": TOKENS, "seed": 1}
+    request: dict[str, Any] = {"model": "tales", "prompt": "The Wolf and the Fox\n", "max_tokens": TOKENS, "seed": 1}
     with two_replicas() as client, ThreadPoolExecutor(4) as pool:
-        list(pool.map(lambda _: client.completions.create(**asked | {"max_tokens": 2}), range(4)))  # kernels compile
-        whole = client.completions.create(**asked).choices[0]
-        assert "length" == whole.finish_reason
+        list(pool.map(lambda _: client.completions.create(**request | {"max_tokens": 2}), range(4)))  # kernels compile
+        expected = client.completions.create(**request).choices[0]
+        assert "length" == expected.finish_reason
         with pytest.raises(openai.NotFoundError, match="there is no model 'other' here: take tales"):
-            client.completions.create(**asked | {"model": "other"})
+            client.completions.create(**request | {"model": "other"})
 
         first, second = replicas()
         tries: list[object] = []
         patient = client.with_options(max_retries=5)
         patient._client.event_hooks["request"].append(tries.append)
-        waiting = pool.submit(patient.completions.create, **asked)
+        waiting = pool.submit(patient.completions.create, **request)
         wait_until(lambda: tries)
-        streams = [client.completions.create(stream=True, **asked) for _ in range(3)]  # four requests: two on each
+        streams = [client.completions.create(stream=True, **request) for _ in range(3)]  # four requests: two on each
         texts = [next(iter(stream)).choices[0].text for stream in streams]
         tries.clear()
         ray.kill(ray.get_actor(first, namespace="serve"))
         cut = 0
         for text, stream in zip(texts, streams):
             try:
-                assert whole.text == text + "".join(chunk.choices[0].text for chunk in stream)
+                assert expected.text == text + "".join(chunk.choices[0].text for chunk in stream)
             except openai.APIError:
                 cut += 1
-        assert whole.text == waiting.result().choices[0].text
+        assert expected.text == waiting.result().choices[0].text
         assert 2 == cut + len(tries), "each of its requests was cut or repeated, and no other"
         wait_until(lambda: len(replicas()) == 2 and first not in replicas() and second in replicas())
 
@@ -118,18 +118,18 @@ def a_job_fails_and_a_gpu_is_lost(folder: Path) -> None:
     from tests.ray.predictors import Failing, Losing
 
     ray.data.DataContext.get_current().enable_progress_bars = False
-    given = ray_data.parse(["--rows", "1000", "--gpus", "0", "--output", str(folder)])
+    options = ray_data.parse(["--rows", "1000", "--gpus", "0", "--output", str(folder)])
     with pytest.raises(Exception, match=r"there is no column 'image' for input 0 of forward \(float32\[1, 8, 8\]\)"):
-        ray_data.read(given, Failing)
+        ray_data.read(options, Failing)
     done = len(pandas.read_parquet(folder / "digits"))
     assert 0 < done < 1000
 
-    assert (1000, 988) == ray_data.read(given, Losing)
+    assert (1000, 988) == ray_data.read(options, Losing)
     assert (folder / "lost").exists()
     assert 1000 - done == sum(int(path.read_text()) for path in folder.glob("rows *"))
-    found = pandas.read_parquet(folder / "digits").sort_values("id")
-    assert list(range(1000)) == list(found["id"])
+    table = pandas.read_parquet(folder / "digits").sort_values("id")
+    assert list(range(1000)) == list(table["id"])
     some = np.arange(0, 1000, 37)
     with ptegpu.load(ray_data.DEMO / "digits.pte") as program:
         images = ray_data.images({"id": some})["image"].astype(np.float32)
-        assert [program(x[None]).argmax() for x in images] == list(found["digit"].iloc[some])
+        assert [program(x[None]).argmax() for x in images] == list(table["digit"].iloc[some])

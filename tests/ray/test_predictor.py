@@ -30,50 +30,50 @@ def expected() -> np.ndarray:
 
 
 def test_rows_share_calls_and_the_last_are_padded(expected: np.ndarray) -> None:
-    made = Predictor(MLP, ["x"], ["y"])({"x": ROWS, "id": np.arange(5)})
-    assert ["x", "id", "y"] == list(made)
-    np.testing.assert_array_equal(expected, made["y"])
+    batch = Predictor(MLP, ["x"], ["y"])({"x": ROWS, "id": np.arange(5)})
+    assert ["x", "id", "y"] == list(batch)
+    np.testing.assert_array_equal(expected, batch["y"])
 
 
 @pytest.mark.parametrize("kind", ["float64", "lists"])
 def test_numbers_that_fit_are_converted(expected: np.ndarray, kind: str) -> None:
     column: Any = ROWS.astype(np.float64)
-    if kind == "lists":  # as Ray has lists of Arrow
+    if kind == "lists":  # as Ray passes lists of Arrow
         column = np.empty(5, object)
         column[:] = list(ROWS)
     np.testing.assert_array_equal(expected, Predictor(MLP, ["x"], ["y"])({"x": column})["y"])
 
 
 def test_a_row_may_be_all_of_an_input(expected: np.ndarray) -> None:
-    made = Predictor(MLP, ["x"])({"x": np.stack([ROWS[:2], ROWS[2:4]])})
-    np.testing.assert_array_equal(np.stack([expected[:2], expected[2:4]]), made["output 0"])
+    batch = Predictor(MLP, ["x"])({"x": np.stack([ROWS[:2], ROWS[2:4]])})
+    np.testing.assert_array_equal(np.stack([expected[:2], expected[2:4]]), batch["output 0"])
 
 
 def test_other_methods_and_outputs_that_are_left_out() -> None:
-    made = Predictor(DATA / "methods.pte", ["x"], [None], method="encode")({"x": ROWS})
-    assert ["x"] == list(made)
+    batch = Predictor(DATA / "methods.pte", ["x"], [None], method="encode")({"x": ROWS})
+    assert ["x"] == list(batch)
 
 
 def test_several_inputs_and_outputs_row_by_row_each_from_the_first_state() -> None:
     x, k = np.random.default_rng(1).normal(size=(2, 3, 4)).astype(np.float32), np.array([[0, 1], [1, 0]])
     names = ["a", "b", None, "d", "e"]
-    made = Predictor(DATA / "control.pte", ["x", "k"], names)({"k": k, "x": x})
+    batch = Predictor(DATA / "control.pte", ["x", "k"], names)({"k": k, "x": x})
     each = []
     with ptegpu.load(DATA / "control.pte") as program:
         for row in zip(x, k):
             program.reset()
             each.append(program.method("forward").execute(row))
-    assert ["k", "x", "a", "b", "d", "e"] == list(made)
+    assert ["k", "x", "a", "b", "d", "e"] == list(batch)
     for name, values in zip(names, zip(*each)):
         if name is not None:
-            np.testing.assert_array_equal(np.stack(values), made[name])
+            np.testing.assert_array_equal(np.stack(values), batch[name])
 
 
 def test_an_output_without_rows_is_refused_unless_it_is_left_out() -> None:
     data = [DATA / "dynamic-0.ptd", DATA / "dynamic-1.ptd"]
     tokens = np.arange(9, dtype=np.int32).reshape(3, 3)
-    made = Predictor(DATA / "dynamic.pte", ["tokens"], [None, "rows"], data=data)({"tokens": tokens})
-    assert (3, 2, 8) == made["rows"].shape
+    batch = Predictor(DATA / "dynamic.pte", ["tokens"], [None, "rows"], data=data)({"tokens": tokens})
+    assert (3, 2, 8) == batch["rows"].shape
     wrong = "output 0 of forward has shape [2, 3, 4], not 1 rows: leave it out, with None in place of 'a' in"
     with pytest.raises(InvalidInput, match=re.escape(wrong)):
         Predictor(DATA / "dynamic.pte", ["tokens"], ["a", "b"], data=data)({"tokens": tokens})
@@ -124,9 +124,9 @@ def test_integers_that_do_not_fit() -> None:
 
 def test_each_input_has_a_column() -> None:
     wrong = "inputs must be a list of 1 columns, one for each of input 0: float32[2, 8]; not "
-    for given, shown in ((["x", "y"], "2"), ("x", "'x'")):
+    for columns, shown in ((["x", "y"], "2"), ("x", "'x'")):
         with pytest.raises(InvalidInput, match=re.escape(wrong + shown)):
-            Predictor(MLP, given)
+            Predictor(MLP, columns)
     with pytest.raises(InvalidInput, match="get_name has no input that could be a column"):
         Predictor(DATA / "methods.pte", method="get_name")
 
@@ -143,12 +143,12 @@ def test_a_lost_gpu_is_an_error_outside_of_an_actor(monkeypatch: pytest.MonkeyPa
 
 def test_the_gpu_is_the_one_that_ray_gave(monkeypatch: pytest.MonkeyPatch) -> None:
     kinds = ["integrated", "discrete", "software", "discrete"]
-    known = [type("Adapter", (), {"index": k, "type": kind}) for k, kind in enumerate(kinds)]
-    monkeypatch.setattr("ptegpu.serve.ray.gpus.adapters", lambda engine: known)
+    gpus = [type("Adapter", (), {"index": k, "type": kind}) for k, kind in enumerate(kinds)]
+    monkeypatch.setattr("ptegpu.serve.ray.gpus.adapters", lambda engine: gpus)
     assert "auto" == assigned()
     monkeypatch.setattr(ray, "is_initialized", lambda: True)
-    for given, expected in (([], "auto"), ([0], 1), (["1"], 3)):
-        monkeypatch.setattr(ray, "get_gpu_ids", lambda given=given: given)
+    for ids, expected in (([], "auto"), ([0], 1), (["1"], 3)):
+        monkeypatch.setattr(ray, "get_gpu_ids", lambda ids=ids: ids)
         assert expected == assigned()
     assert "NVIDIA" == assigned("NVIDIA")
     for wrong in (2, "GPU-5c2e"):

@@ -1,4 +1,4 @@
-"""What Ray asks of a replica, and what it is told of one: without a cluster."""
+"""Replicas of Ray without a cluster: their health checks, and the options of their deployments."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ def test_health_fails_when_an_engine_is_dead(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_what_ray_is_asked_for() -> None:
     limits, more = ServeLimits(queue=3, drain=7), {"upscale_delay_s": 2}
-    made = deployment("m.pte", replicas=(1, 4), gpus=0.5, sequences=8, limits=limits, autoscaling_config=more)
-    made = made._bound_deployment
-    scaling = made._deployment_config.autoscaling_config
+    deployed = deployment("m.pte", replicas=(1, 4), gpus=0.5, sequences=8, limits=limits, autoscaling_config=more)
+    deployed = deployed._bound_deployment
+    scaling = deployed._deployment_config.autoscaling_config
     assert (1, 4, 8) == (scaling.min_replicas, scaling.max_replicas, scaling.target_ongoing_requests)
     assert 2 == scaling.upscale_delay_s
-    assert (8, 3) == (made.max_ongoing_requests, made.max_queued_requests)
-    assert 0.5 == made.ray_actor_options["num_gpus"]
-    assert 12 == made._deployment_config.graceful_shutdown_timeout_s
+    assert (8, 3) == (deployed.max_ongoing_requests, deployed.max_queued_requests)
+    assert 0.5 == deployed.ray_actor_options["num_gpus"]
+    assert 12 == deployed._deployment_config.graceful_shutdown_timeout_s
     more = deployment({"a": "a.pte", "b": "b.pte"}, replicas=3, name="x", ray_actor_options={"num_cpus": 2})
-    made = more._bound_deployment
-    assert ("x", 3, 128) == (made.name, made.num_replicas, made.max_ongoing_requests)
-    assert {"num_gpus": 1, "num_cpus": 2} == made.ray_actor_options
+    deployed = more._bound_deployment
+    assert ("x", 3, 128) == (deployed.name, deployed.num_replicas, deployed.max_ongoing_requests)
+    assert {"num_gpus": 1, "num_cpus": 2} == deployed.ray_actor_options
 
 
 def test_what_cannot_be_deployed() -> None:

@@ -33,7 +33,7 @@ def test_outputs_are_replaced_and_join_the_plan() -> None:
         np.testing.assert_allclose(program(X.numpy()), (X * 2).sum(1).numpy())
         (plan,) = program.method("forward").plans
         assert [(3,)] == [port.shape for port in plan.outputs]
-        assert not any("sub" in d.label for d in plan.dispatches)  # what nobody reads is not computed
+        assert not any("sub" in d.label for d in plan.dispatches)  # results that are not read are not computed
 
 
 def test_inputs_are_added_tensors_and_ints() -> None:

@@ -16,7 +16,7 @@ MASKED = np.ma.masked_array(np.float32([1, 2]), [True, False])
 
 
 class Named:
-    """A dtype as ml_dtypes has it: two opaque bytes, and a name."""
+    """A dtype like those of ml_dtypes: two opaque bytes, and a name."""
 
     kind, name, isnative = "V", "bfloat16", True
 
@@ -49,7 +49,7 @@ def test_results_are_of_the_dtype_that_came_in() -> None:
 
 
 class Raises:
-    """An object that offers what it does not give."""
+    """An object with an attribute that raises when it is read."""
 
     def __init__(self, error: BaseException, name: str) -> None:
         self.error, self.name = error, name

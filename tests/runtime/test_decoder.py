@@ -32,7 +32,7 @@ CONFIG = {
 
 
 class Reference:
-    """The decoder in plain PyTorch: the logits after all of `tokens`."""
+    """The decoder in plain PyTorch, without a cache."""
 
     def __init__(self, decoder: Decoder) -> None:
         self.decoder = decoder

@@ -94,7 +94,7 @@ def test_torch_tensors_without_an_array(program: Any, tensor: torch.Tensor) -> N
 
 
 class Given:
-    """An object of another library, that has an array and shows it in one way only."""
+    """An object of another library that exposes its array in one way only."""
 
     def __init__(self, array: np.ndarray, way: str) -> None:
         self.array, self.way = array, way
@@ -117,7 +117,7 @@ class Exchanged(Given):
 
 
 class Subclass(torch.Tensor):
-    """Tensors of a module that is not torch's are torch tensors."""
+    """A subclass of torch's tensors, defined in another module."""
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ def check(program: ptegpu.Program, module: nn.Module, *inputs: Any) -> None:
 
 
 class Buckets(nn.Module):
-    """Relative positions as T5 has them: log 0 is −inf, as int64 the least there is, and not chosen."""
+    """Relative positions as in T5: log 0 is −inf, which becomes the least int64 and is not selected."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ class Buckets(nn.Module):
 
 
 class Positions(nn.Module):
-    """Positions counted over a mask, as RoBERTa has them."""
+    """Positions counted over a mask, as in RoBERTa."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ def test_int64_that_the_gpu_cannot_compute_is_one_plan_still(module: type[nn.Mod
 
 
 class Shifted(nn.Module):
-    """Windows as Swin has them: a roll, and a mask of which window a place came from; reflected edges."""
+    """Windows as in Swin: a roll, a mask by the window of each position, and reflected edges."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -100,7 +100,7 @@ def test_what_depends_on_no_input_is_computed_at_load(delegate: bool) -> None:
 
 
 class Shares(Buckets):
-    """Positions as shares of the length: another length has other ones."""
+    """Positions relative to the length, so they differ for each length."""
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         here = torch.arange(ids.shape[1]) * 15 // ids.shape[1]
@@ -139,7 +139,7 @@ def test_a_remembered_result_is_the_callers_own() -> None:
 
 
 class Chosen(nn.Module):
-    """The row whose number a state has, which then counts on."""
+    """The row selected by a state, which is then incremented."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -292,7 +292,7 @@ def test_a_cast_to_bfloat16_rounds() -> None:
 
 
 class Counted(nn.Module):
-    """int64 arithmetic on what the GPU computed, whose range is known: places, counts, and what is made of them."""
+    """int64 arithmetic on results of the GPU with a known range: positions, counts, and values derived from them."""
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         best = torch.argmax(x.flatten(1), 1)

@@ -37,7 +37,7 @@ class Table(nn.Module):
 
 
 def refusal(program: ptegpu.Program, *inputs: Any) -> str:
-    """The words that inputs are refused with."""
+    """Return the message of the error that inputs raise."""
     with pytest.raises(ptegpu.IndexOutOfRange) as error:
         program(*inputs)
     assert isinstance(error.value, IndexError) and isinstance(error.value, ptegpu.InvalidInput)
@@ -45,7 +45,7 @@ def refusal(program: ptegpu.Program, *inputs: Any) -> str:
 
 
 def same(got: Any, want: Any) -> None:
-    """Both are tuples, or one tensor."""
+    """Compare two tuples, or one tensor each."""
     pairs = zip(got, want, strict=True) if isinstance(want, tuple) else [(got, want)]
     for g, w in pairs:
         close(g, w.detach())
@@ -60,7 +60,7 @@ PACKED = torch.arange(ROWS * WIDTH, dtype=torch.uint8).reshape(ROWS, WIDTH) * 5
 SCALES = torch.rand(ROWS, 1) + 0.5
 
 FOUR_BIT = PACKED, SCALES, None, -8, 7
-# What looks up, and the lowest index.
+# Operators that look up, and the lowest index of each.
 OPERATORS: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], int]] = {
     "embedding": (lambda t, i: F.embedding(i, t), 0),
     "embedding_4bit": (lambda t, i: torch.ops.quantized_decomposed.embedding_4bit(*FOUR_BIT, i), 0),
@@ -79,7 +79,7 @@ def operators(delegate: bool) -> list[str]:
     return list(OPERATORS) if delegate else list(OPERATORS)[:-1]
 
 
-NAMES = {  # of the calls, as messages have them: the exporter puts some into delegates
+NAMES = {  # of the calls in messages: the exporter puts some into delegates
     True: [
         "aten.embedding.default #2 of delegate 0",
         "quantized_decomposed::embedding_4bit.out #0",
@@ -105,7 +105,7 @@ NAMES = {  # of the calls, as messages have them: the exporter puts some into de
 
 
 def of_all(names: Iterable[str]) -> Callable[..., tuple[Tensor, ...]]:
-    """One input for each operator."""
+    """Return a function of a table and indices that applies every operator to its own indices."""
     return lambda t, *indices: tuple(OPERATORS[name][0](t, i) for name, i in zip(names, indices, strict=True))
 
 

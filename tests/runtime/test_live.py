@@ -142,7 +142,7 @@ class Products(nn.Module):
 
 
 class Joined(nn.Module):
-    """Has kernels for some eighty kinds of sizes."""
+    """A module with kernels for some eighty kinds of sizes."""
 
     def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:  # (B, T, 8), (B, S, 8)
         return torch.cat([x, y], 1).softmax(1).mean(1)
@@ -303,7 +303,7 @@ def test_sizes_that_are_read_from_data_in_a_static_graph(
 
 
 class LiveBranch(nn.Module):
-    """Takes a branch by how much there is, and asks the host for what the GPU does not do (masked_scatter)."""
+    """A branch on the amount of data, and an operator that only the host has (masked_scatter)."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         mixed = (x * 2).masked_scatter(x > 0, -x)[:, :2] + x.shape[0]

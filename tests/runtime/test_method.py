@@ -35,7 +35,7 @@ def refused(runner: MethodRunner, *inputs: object) -> str:
 
 
 def quotient() -> MethodRunner:
-    """7 // the item of a tensor."""
+    """Return a method that computes 7 // the item of a tensor."""
     item = kernel("aten::_local_scalar_dense", 0, 1)
     return method([i64(), 0, 7, 0], [0], [3], item, kernel("executorch_prim::floordiv.Scalar", 2, 1, 3))
 
@@ -110,7 +110,7 @@ def test_a_loop_collects_rows_and_begins_anew_in_every_call() -> None:
 
 
 def loop(idle: int) -> MethodRunner:
-    """Counts to the item of a tensor, and has `idle` moves that never run."""
+    """Return a method that counts to the item of a tensor, with `idle` moves that never run."""
     times, counter, unit, length, done, never = range(6)
     return method(
         [i64(), 0, 1, 0, False, False],
@@ -126,7 +126,7 @@ def loop(idle: int) -> MethodRunner:
 
 
 def calls(runner: MethodRunner, times: int) -> int:
-    """Python's and C's functions that a call of the method calls."""
+    """Count the Python and C calls that one call of the method makes."""
     count = 0
 
     def seen(_frame: object, event: str, _what: object) -> None:

@@ -44,7 +44,7 @@ def check(source: Any, target: Target, *, ones: bool = True, **options: Any) -> 
 
 
 def _live(planner: Planner, point: dict[int, int]) -> list[int]:
-    """The sizes that vary."""
+    """Return the sizes that vary."""
     return [n for row, n in point.items() if planner.table.ranges[row][1] > 1]
 
 

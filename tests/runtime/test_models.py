@@ -1,4 +1,4 @@
-"""Whole programs give what PyTorch gives in float64, and run where they should: see `tests/programs`.
+"""Whole programs, compared with PyTorch in float64, that run where they should: see `tests/programs`.
 
 Its language models are in `tests/llm/test_families.py`.
 """
@@ -12,7 +12,7 @@ from tests.programs import DECODERS, PROGRAMS, program
 
 SMALL = ("scaled", "small ints")
 EMPTY = {("scaled", "empty"): 2, ("zeroed", "empty"): 2, ("shifted", "empty"): 2}
-LEFT_AS_THEY_ARE = {  # outputs, by a change and what they are
+LEFT_AS_THEY_ARE = {  # number of outputs, by (change, kind of output)
     "several outputs": {SMALL: 2},
     "several outputs, undelegated": {SMALL: 2},
     "several outputs at every size": {SMALL: 6, ("shifted", "equal elements"): 1},

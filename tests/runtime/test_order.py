@@ -32,7 +32,7 @@ def call(op: str, *args: Operand, out: Var) -> Call:
 
 
 def shown(linear: FlatMethod) -> str:
-    """The results in order: those of a stretch in brackets, those that depend on sizes only with a star."""
+    """Return the results in order: a stretch in brackets, those that depend on sizes only with a star."""
     items, unsupported = cut(linear)
     assert not unsupported
     text = []
@@ -86,7 +86,7 @@ def test_ints_that_the_caller_gave_go_first() -> None:
 
 
 def test_the_host_does_not_take_float_arithmetic_from_the_gpu() -> None:
-    """It could compute `y` too, before the run; the GPU is there for that."""
+    """The host could also compute `y` before the run, but that is left to the GPU."""
     x, y, where = given("x"), var("y"), var("where", I64, 4, 1)
     code: list[Instruction] = [
         call("aten.exp.default", x, out=y),
@@ -158,7 +158,7 @@ def test_a_result_too_large_to_keep_is_not_folded() -> None:
 
 
 def symbolic(code: list[Instruction], slots: list[Var]) -> dict[Var, int]:
-    """Every slot as a number that tells by which instructions it was made from what."""
+    """Return a number for each slot that identifies the instructions and operands it was computed from."""
     env = {v: hash(v.name) for v in slots}
     for i in code:
         digest = hash((getattr(i, "where", "move"), *(env[v] for v in reads(i))))
@@ -204,7 +204,7 @@ def test_items_say_which_of_them_depend_on_sizes() -> None:
 
 
 def test_what_needs_a_result_that_could_not_be_folded_is_not_folded() -> None:
-    """Three of four are there: the result is smaller than declared."""
+    """The result has three of four elements: it is smaller than declared."""
     mask, table = var("mask", BOOL, data=np.array([True, False, True, True])), var("table", I64, 4, 1)
     where, n, twice = var("where", I64, 4, 1), var("n", None), var("twice", None)
     code: list[Instruction] = [

@@ -28,7 +28,7 @@ def call(op: str, *args: Operand, out: Var | DType | None = F32) -> Call:
 
 
 def places(*code: Instruction, inputs: tuple[Operand, ...] = ()) -> str:
-    """The items in order: `g` per call on the GPU, a bar between stretches, `h` per instruction on the host."""
+    """Return the items in order: `g` per call on the GPU, a bar between stretches, `h` per instruction on the host."""
     items, _ = cut(FlatMethod("forward", list(inputs), [], list(code)))
     shown = ""
     for before, item in zip([None, *items], items):
@@ -83,7 +83,7 @@ def test_int64_that_is_only_moved_or_compared_joins(instruction: Call) -> None:
 
 
 def test_a_float_cast_to_int64_stays_on_the_host() -> None:
-    """It may leave the range of int32."""
+    """Its values may exceed the range of int32."""
     assert "h" == places(call("aten._to_copy.default", var(), out=I64))
     assert "h" == places(call("dim_order_ops._to_dim_order_copy.default", var(DType.F16), out=I64))
 

@@ -22,7 +22,7 @@ DATA = Path(__file__).parents[1] / "data"
 
 
 def run_both(module: nn.Module, args: tuple[Any, ...], *, calls: int = 1, share: float = 1e-5, **options: Any) -> Any:
-    """Calls the exported program and PyTorch side by side; returns the program, still open."""
+    """Call the exported program and PyTorch side by side; return the program, still open."""
     eager = copy.deepcopy(module).eval()
     program = ptegpu.load(export(module, args, **options))
     for _ in range(calls):
@@ -148,7 +148,7 @@ def test_a_buffer_that_is_read_from_another_copy_is_refused(
 
 
 class ThroughView(nn.Module):
-    """Writes a buffer through a view, which ExecuTorch leaves out: its values lie at one place."""
+    """A write to a buffer through a view, which ExecuTorch leaves out because both share memory."""
 
     def __init__(self, first: float) -> None:
         super().__init__()

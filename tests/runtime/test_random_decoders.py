@@ -1,8 +1,8 @@
-"""Random graphs with what decoders have, as they are and with the passes that join nodes, against PyTorch.
+"""Random graphs with the parts of decoders, with and without the passes that fuse nodes, compared with PyTorch.
 
-Packed and plain products, several of one x, norms before them, elementwise chains behind and between them, caches that
-are written in place, states that get a new value, and results that are outputs too. Rows go from one to more than a
-product of few rows takes.
+They have packed and plain products, several products of one x, norms before them, elementwise chains after and between
+them, caches written in place, states that get a new value, and intermediate results that are also outputs. The number
+of rows goes from one to more than a product for few rows accepts.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ ROWS = [("b", "t"), ("t",), ("1", "t")]
 @dataclass
 class Decoder(Builder):
     states: dict[Value, torch.Tensor] = field(default_factory=dict)  # with their first values
-    written: list[tuple[Value, Value]] = field(default_factory=list)  # a state, and what it is after the run
+    written: list[tuple[Value, Value]] = field(default_factory=list)  # a state, and its value after the run
     outputs: list[Value] = field(default_factory=list)
     groups: dict[int, int] = field(default_factory=dict)  # that share a scale, by length of a row
 
@@ -62,7 +62,7 @@ class Decoder(Builder):
         return value
 
     def changed(self, op: str, args: tuple[object, ...], value: Value, compute: Callable[..., torch.Tensor]) -> None:
-        """A node that writes `value` in place."""
+        """Append a node that writes `value` in place."""
         placeholder = Tensor(f"v{len(self.graph.nodes)}", DType.F32, (1,))
         label = f"{op} #{len(self.graph.nodes)}"
         self.graph.nodes.append(Node(REGISTRY[op], args, (placeholder,), label, (value.tensor,)))  # type: ignore[arg-type]
@@ -74,12 +74,12 @@ class Decoder(Builder):
         self.values.append(Value((), placeholder, run))
 
     def alike(self, v: Value) -> Value:
-        """A recent value of the same shape, maybe v itself."""
+        """Return a recent value of the same shape, maybe v itself."""
         return self.rng.choice([w for w in self.values if w.dims == v.dims][-6:])
 
 
 def linear(k: Decoder, v: Value, n: int | None = None, kind: str | None = None) -> Value:
-    """A product of the rows of v with a constant."""
+    """Append a product of the rows of v with a constant."""
     width, n = int(v.dims[-1]), n or k.rng.choice(WIDTHS)
     kind = kind or k.rng.choice(["q4", "q4", "q4", "c4", "c8", "plain"])
     biased = k.rng.random() < 0.4
@@ -103,7 +103,7 @@ def linear(k: Decoder, v: Value, n: int | None = None, kind: str | None = None) 
 
 
 def matrices(k: Decoder, v: Value) -> None:
-    """Products that take matrices, or a batch of them."""
+    """Append products of matrices, or of a batch of them."""
     width, n = int(v.dims[-1]), k.rng.choice(WIDTHS)
     if len(v.dims) == 2:
         (w, wt), (b, bt) = k.constant(width, n), k.constant(n)
@@ -144,7 +144,7 @@ def chain(k: Decoder, v: Value) -> None:
 
 
 def shrunk(k: Decoder, v: Value) -> None:
-    """A chain with one number for each row."""
+    """Append a chain with one number for each row."""
     dims = (*v.dims[:-1], "1")
     args = (v.tensor, (len(dims) - 1,), True)
     w = k.apply("aten.mean.dim", args, dims, lambda e: e[v].mean(-1, True))
@@ -152,7 +152,7 @@ def shrunk(k: Decoder, v: Value) -> None:
 
 
 def several(k: Decoder, v: Value) -> None:
-    """Products of one x, which may go through chains on the way, and may be read before the last of them."""
+    """Append several products of v, which chains may read before the last product."""
     kind = k.rng.choice(["q4", "c4", "c8", None])
     for _ in range(k.rng.randint(2, 5)):
         w = linear(k, v, kind=kind)
@@ -161,7 +161,7 @@ def several(k: Decoder, v: Value) -> None:
 
 
 def gated(k: Decoder, v: Value) -> None:
-    """Two products of one x that meet in a chain, with something else in it now and then."""
+    """Append two products of v that meet in a chain, sometimes with other operators in between."""
     n, kind = k.rng.choice(WIDTHS), k.rng.choice(["q4", "q4", "c4", "c8", None])
     a = linear(k, v, n, kind)
     first = unary(k, a) if k.rng.random() < 0.5 else a
@@ -200,7 +200,7 @@ def copied(k: Decoder, v: Value) -> Value:
 
 
 def change(k: Decoder, v: Value, c: Value | None = None) -> None:
-    """Rows of v go into a cache, and the cache is read before, after, or both."""
+    """Write rows of v to a cache, which is read before, after, or both."""
     c = c or cache(k)
     width = int(c.dims[2]) * int(c.dims[3])
     if int(v.dims[-1]) != width:
@@ -216,12 +216,12 @@ def change(k: Decoder, v: Value, c: Value | None = None) -> None:
 
 
 def longest(v: Value) -> int:
-    """The most rows that v can have."""
+    """Return the maximum number of rows of v."""
     return sizes(("*".join(v.dims[:-1]),), MAXIMUM)[0]
 
 
 def in_heads(k: Decoder, v: Value, heads: int) -> Value:
-    """The rows of v as [1, S, H, D]."""
+    """Return the rows of v as [1, S, H, D]."""
     count, dim = "*".join(v.dims[:-1]), int(v.dims[-1]) // heads
     rows = k.size(v, 0)
     for d in range(1, len(v.dims) - 1):
@@ -232,7 +232,7 @@ def in_heads(k: Decoder, v: Value, heads: int) -> Value:
 
 
 def keep(k: Decoder, v: Value, c: Value, start: int) -> None:
-    """v [1, S, H, D] goes into a cache."""
+    """Write v [1, S, H, D] to a cache."""
 
     def written(e: dict[Value, torch.Tensor]) -> torch.Tensor:
         now = e[c].clone()
@@ -243,7 +243,7 @@ def keep(k: Decoder, v: Value, c: Value, start: int) -> None:
 
 
 def turned(k: Decoder, q: Value, key: Value, start: int) -> tuple[Value, Value]:
-    """Both by the same tables."""
+    """Rotate both by the same tables."""
     dim = int(q.dims[-1])
     (c, ct), (s, st_) = k.constant(POSITIONS, dim), k.constant(POSITIONS, dim)
     outs = tuple(Tensor(f"v{len(k.graph.nodes)}.{n}", DType.F32, x.tensor.max_shape) for n, x in enumerate((q, key)))
@@ -265,7 +265,7 @@ def turned(k: Decoder, q: Value, key: Value, start: int) -> tuple[Value, Value]:
 
 
 def attend(k: Decoder, v: Value) -> None:
-    """Attention over caches, and a product of its result; anything may read what is on the way."""
+    """Append attention over caches and a product of its result; other nodes may read the intermediate values."""
     most, dim = longest(v), k.rng.choice([12, 24])  # no widths: few others go on with these
     if most > POSITIONS:
         return
@@ -296,7 +296,7 @@ def attend(k: Decoder, v: Value) -> None:
 
 
 def look(k: Decoder, c: Value) -> Value:
-    """The rows of a cache, or a chain or a product of the cache itself."""
+    """Read a cache: its rows, a product of them, or an operator on the cache itself."""
     way = k.rng.randrange(4)
     if way == 0:
         return unary(k, c)
@@ -324,7 +324,7 @@ def around(k: Decoder, v: Value) -> None:
 
 
 def remember(k: Decoder, v: Value) -> None:
-    """A state that gets a new value after the run."""
+    """Add a state that gets a new value after the run."""
     if not all(d.isdigit() for d in v.dims):
         weights = [w for w in k.values if all(d.isdigit() for d in w.dims) and len(w.dims) > 1 and w.compute]
         if not weights:
@@ -363,7 +363,7 @@ def build(seed: int) -> Decoder:
 
 
 def live_sizes(rng: Random) -> list[dict[str, int]]:
-    """A few in random order: as few rows as there can be beside none, all, and any, or none."""
+    """Return four sizes in random order: one row, the maximum, and two others, which may have no rows."""
     every = [{"b": b, "t": t} for b, t in product(range(1, MAXIMUM["b"] + 1), range(MAXIMUM["t"] + 1))]
     chosen = [{"b": 1, "t": 1}, every[-1], *rng.sample(every, 2)]
     rng.shuffle(chosen)
@@ -371,7 +371,7 @@ def live_sizes(rng: Random) -> list[dict[str, int]]:
 
 
 class Reference:
-    """PyTorch's results of one call after the other."""
+    """PyTorch's results of successive calls, with their states."""
 
     def __init__(self, k: Decoder) -> None:
         self.k, self.states = k, {s: t.clone() for s, t in k.states.items()}
@@ -414,7 +414,7 @@ def check(seed: int, joined: bool, device: Device) -> None:
 
 @pytest.mark.parametrize("seed", range(30))
 def test_decoders_agree_with_pytorch(seed: int) -> None:
-    """Odd seeds share out products as on a GPU, even if this is none; a third runs as it is, too."""
+    """Odd seeds plan as for a discrete GPU, whatever the device; every third seed also runs without the passes."""
     device = open_device()
     kind = CLASSES["discrete" if seed % 2 else device.info.type]
     with patch.object(device, "target", replace(device.target, device_class=kind)):

@@ -55,7 +55,7 @@ def dumped(value: Any) -> str:
 
 
 def called(*args: Any, **kwargs: Any) -> str:
-    """The tree of a call with these arguments."""
+    """Return the tree of a call with these arguments."""
     return dumped((args, kwargs))
 
 
@@ -136,7 +136,7 @@ def f32(*sizes: int) -> pte.FileTensor:
 def identity(
     values: list[pte.Value], input_tree: str, output_tree: str, outputs: list[int] | None = None
 ) -> MethodRunner:
-    """A method that gives its inputs."""
+    """Return a method whose outputs are its inputs."""
     ids = tuple(range(len(values)))
     outputs_ids = ids if outputs is None else tuple(outputs)
     return method_of(pte.FileMethod("forward", tuple(values), ids, outputs_ids, ((),), (), input_tree, output_tree))

@@ -31,7 +31,7 @@ class Running:
         return openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, **{"max_retries": 0, "timeout": 60} | options)
 
     def post(self, path: str, body: Any = None, **options: Any) -> httpx2.Response:
-        """Without OpenAI's client, which would not send all that is wrong."""
+        """Send a request without OpenAI's client, which refuses some invalid ones."""
         return httpx2.post(f"{self.url}{path}", json=body, **{"timeout": 60} | options)
 
     def metric(self, line: str) -> float:
@@ -44,9 +44,9 @@ class Running:
         assert not self.thread.is_alive()
 
 
-def wait_until(true: Callable[[], object]) -> None:
+def wait_until(condition: Callable[[], object]) -> None:
     for _ in range(3000):
-        if true():
+        if condition():
             return
         time.sleep(0.01)
     raise AssertionError("this did not happen within 30 seconds")

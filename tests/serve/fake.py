@@ -1,4 +1,4 @@
-"""An engine without a model: its words follow from prompt, seed and place; it has any speed, and any failure."""
+"""Engines without a model: words depend on prompt, seed and position; the speed and failures are configurable."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def token_at(prompt: Sequence[int], seed: int, step: int) -> int:
 
 
 def words(prompt: Sequence[int], seed: int, count: int) -> str:
-    """What it writes if nothing stops it."""
+    """Return the text that an engine writes if nothing stops it."""
     return "".join(f" w{token_at(prompt, seed, k)}" for k in range(count))
 
 
 class FakeEngine:
-    """`delay` is the seconds of a step; `fail` is raised at step `fail_at`; `raw` are the bytes of every token."""
+    """An engine with steps of `delay` seconds that raises `fail` at step `fail_at`; every token has the bytes `raw`."""
 
     def __init__(
         self,
@@ -49,12 +49,12 @@ class FakeEngine:
         self.delay, self.fail, self.fail_at, self.raw = delay, fail, fail_at, raw
         self.busy = False
         self.waiting = self.running = self.steps = 0
-        self.ended: list[str] = []  # how requests did
+        self.ended: list[str] = []  # how each request ended
         self.owners: list[str] = []
         self._room = asyncio.Semaphore(sequences)
 
     def encode(self, prompt: str) -> list[int]:
-        """As engines do, it checks the length itself."""
+        """Encode a prompt and check its length, as real engines do."""
         tokens = encode(prompt)
         if len(tokens) > self.model.context:
             raise PromptTooLong(f"the prompt has {len(tokens)} tokens, the model's context holds {self.model.context}")
@@ -87,27 +87,27 @@ class FakeEngine:
 
     async def _events(self, prompt: Sequence[int], options: Any) -> AsyncGenerator[Event, None]:
         seed = options.get("seed", 0) if options["temperature"] else 0
-        stops, made, reason = StopStrings(options["stop"]), 0, None
+        stops, count, reason = StopStrings(options["stop"]), 0, None
         while reason is None:
             await asyncio.sleep(self.delay)
             self.steps += 1
-            if self.fail is not None and made == self.fail_at:
+            if self.fail is not None and count == self.fail_at:
                 raise self.fail
-            token = token_at(prompt, seed, made)
+            token = token_at(prompt, seed, count)
             if token == END:
                 reason = "stop"
                 break
-            made += 1
+            count += 1
             yield Piece(stops.push(f" w{token}"), token, -token / 100, self.raw)
             if stops.stopped:
                 reason = "stop"
-            elif made == options["max_tokens"]:
+            elif count == options["max_tokens"]:
                 reason = "length"
-            elif len(prompt) + made > self.model.context:
+            elif len(prompt) + count > self.model.context:
                 reason = "context"
         if rest := stops.finish():
             yield Piece(rest)
-        yield Finished(reason, len(prompt), made, len(prompt) // 16 * 16)  # type: ignore[arg-type]
+        yield Finished(reason, len(prompt), count, len(prompt) // 16 * 16)  # type: ignore[arg-type]
 
     def stats(self) -> Stats:
         return Stats(self.waiting, self.running, self.running, 0.0, self.running, 8, str(self.fail or ""))
@@ -117,12 +117,12 @@ class FakeEngine:
 
 
 class FakeEncoder:
-    """Rows of the length of a text, its first token, and a number."""
+    """An encoder whose rows hold the length of a text, its first token, and a constant."""
 
     model = Served("fake", 64, VOCABULARY, False)
 
     def encode(self, prompt: str) -> list[int]:
-        """As engines do, it checks the length itself."""
+        """Encode a prompt and check its length, as real engines do."""
         tokens = encode(prompt)
         if len(tokens) > self.model.context:
             raise PromptTooLong(f"the prompt has {len(tokens)} tokens, the model's context holds {self.model.context}")

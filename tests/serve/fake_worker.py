@@ -1,4 +1,4 @@
-"""Engines for worker processes: their texts say which process wrote them; one prompt ends the engine."""
+"""Engines for worker processes: their texts name the process that wrote them; one prompt ends the engine."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Handle:
 
 
 class Batch:
-    """A token every `delay` seconds: its text is the number of the process."""
+    """An engine that writes its process number every `delay` seconds."""
 
     def __init__(self, delay: float) -> None:
         self.model = Served("fake", 64, 1000, True, 4)
@@ -70,7 +70,7 @@ def make_batch(delay: float, progress: Callable[[str, int, int], None]) -> Batch
 
 
 def make_once(mark: Path, progress: Any) -> Batch:
-    """Only the first time."""
+    """Return an engine the first time, and fail afterwards."""
     if mark.exists():
         raise InvalidInput("there is no such GPU")
     mark.touch()

@@ -1,4 +1,4 @@
-"""`ptegpu serve` with the bundled language model: what many clients get at once is what each would get alone."""
+"""`ptegpu serve` with the bundled language model: concurrent clients get the texts that each would get alone."""
 
 from __future__ import annotations
 
@@ -37,24 +37,24 @@ def server() -> Iterator[tuple[subprocess.Popen[str], openai.OpenAI]]:
     more = ["--sequences", "4", "--max-tokens", "64", "--allow-host", "tales.example"]
     with subprocess.Popen(
         [*command, *more], env=paths, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as made:
+    ) as process:
         try:
-            assert made.stdout is not None
-            lines = iter(made.stdout.readline, "")
+            assert process.stdout is not None
+            lines = iter(process.stdout.readline, "")
             text = ""
             for line in lines:
                 text += line
                 if line == "}\n":
                     break
-            said = json.loads(text)
-            assert ["tales"] == said["models"] and 200 == httpx2.get(said["page"]).status_code
-            offers = httpx2.get(f"{said['page']}site.json").json()["server"]["examples"]["models"]
+            info = json.loads(text)
+            assert ["tales"] == info["models"] and 200 == httpx2.get(info["page"]).status_code
+            offers = httpx2.get(f"{info['page']}site.json").json()["server"]["examples"]["models"]
             assert {"tales": list(OFFERS)} == offers and all(title.endswith("\n") for title in OFFERS)
             for host, status in (("tales.example", 200), ("evil.example", 403)):
-                assert status == httpx2.get(said["page"], headers={"Host": host}).status_code
-            yield made, openai.OpenAI(base_url=said["url"], api_key="any", max_retries=0, timeout=300)
+                assert status == httpx2.get(info["page"], headers={"Host": host}).status_code
+            yield process, openai.OpenAI(base_url=info["url"], api_key="any", max_retries=0, timeout=300)
         finally:
-            made.kill()
+            process.kill()
 
 
 @pytest.mark.slow
@@ -64,14 +64,14 @@ def test_many_clients_get_what_each_gets_alone(server: tuple[subprocess.Popen[st
 
     def ask(seed: int) -> tuple[str, str | None]:
         prompt = f"{TITLES[seed % len(TITLES)]}\n"
-        made = client.completions.create(model="tales", prompt=prompt, seed=seed, **options).choices[0]
-        return made.text, made.finish_reason
+        choice = client.completions.create(model="tales", prompt=prompt, seed=seed, **options).choices[0]
+        return choice.text, choice.finish_reason
 
     with ThreadPoolExecutor(6) as pool:
-        found = list(pool.map(ask, range(6)))
+        actual = list(pool.map(ask, range(6)))
     with LanguageModel(MODEL, engine="wgpu", precision="exact") as model:
-        alone = [model.generate(f"{TITLES[k % len(TITLES)]}\n", seed=k, **options) for k in range(6)]
-    assert [(made.text, made.finish_reason) for made in alone] == found
+        expected = [model.generate(f"{TITLES[k % len(TITLES)]}\n", seed=k, **options) for k in range(6)]
+    assert [(result.text, result.finish_reason) for result in expected] == actual
     with client.completions.create(model="tales", prompt=TITLES[0], max_tokens=64, stream=True) as stream:
         next(iter(stream))
     used = [f'ptegpu_{name}{{model="tales"}} 0' for name in ("running", "queue", "cache_pages_used")]

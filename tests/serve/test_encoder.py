@@ -1,4 +1,4 @@
-"""Encoders as programs have them: with and without a mask, a vector for each text or for each token."""
+"""Encoder programs with and without a mask, with a vector for each text or for each token."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ class Bag(torch.nn.Module):
 
 
 def encoder(folder: Path, masked: bool, pooled: bool, dynamic: bool = True) -> tuple[EmbeddingEngine, np.ndarray]:
-    """An encoder, and what it shall give for the texts."""
+    """Return an encoder and its expected rows for TEXTS."""
     module, tokens = Bag(pooled), torch.zeros(3, 6, dtype=torch.int64)
     sizes = {0: torch.export.Dim("b", min=1, max=3), 1: torch.export.Dim("s", min=1, max=6)}
     inputs = (tokens, torch.ones_like(tokens)) if masked else (tokens,)
     shapes = (sizes, sizes) if masked else (sizes,)
     path = folder / "bag.pte"
     path.write_bytes(export(module, inputs, dynamic_shapes=shapes if dynamic else None))
-    made = tokenizers.Tokenizer(tokenizers.models.WordLevel({w: k for k, w in enumerate(WORDS)}, "the"))
-    made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
-    made.save(str(folder / "bag.tokenizer.json"))
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel({w: k for k, w in enumerate(WORDS)}, "the"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    tokenizer.save(str(folder / "bag.tokenizer.json"))
     (folder / "bag.tokenizer_config.json").write_text(json.dumps({}))
     table = module.table.weight.detach().numpy()
     means = np.stack([table[[WORDS.index(w) for w in text.split()]].mean(0) for text in TEXTS])
@@ -60,27 +60,27 @@ def encoder(folder: Path, masked: bool, pooled: bool, dynamic: bool = True) -> t
     ("masked", "pooled", "dynamic"), [(True, True, True), (True, False, False), (False, True, True)]
 )
 def test_texts_of_any_length(tmp_path: Path, masked: bool, pooled: bool, dynamic: bool) -> None:
-    made, expected = encoder(tmp_path, masked, pooled, dynamic)
-    assert (6, True, False) == (made.model.context, isinstance(made, Embeds), isinstance(made, Writes))
-    prompts = [made.encode(text) for text in TEXTS]
-    np.testing.assert_allclose(made.embed([*prompts, prompts[0]]), [*expected, expected[0]], atol=1e-5)
+    engine, expected = encoder(tmp_path, masked, pooled, dynamic)
+    assert (6, True, False) == (engine.model.context, isinstance(engine, Embeds), isinstance(engine, Writes))
+    prompts = [engine.encode(text) for text in TEXTS]
+    np.testing.assert_allclose(engine.embed([*prompts, prompts[0]]), [*expected, expected[0]], atol=1e-5)
     with pytest.raises(IndexOutOfRange):
-        made.embed([[0, 99]])
-    np.testing.assert_allclose(made.embed(prompts[:1]), expected[:1], atol=1e-5)
-    made.close()
+        engine.embed([[0, 99]])
+    np.testing.assert_allclose(engine.embed(prompts[:1]), expected[:1], atol=1e-5)
+    engine.close()
 
 
 def test_a_lost_gpu_is_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def lost(texts: Any) -> Any:
         raise DeviceLost("it is gone")
 
-    made, _ = encoder(tmp_path, masked=True, pooled=True)
-    assert "" == made.stats().error
-    monkeypatch.setattr(made, "_run", lost)
+    engine, _ = encoder(tmp_path, masked=True, pooled=True)
+    assert "" == engine.stats().error
+    monkeypatch.setattr(engine, "_run", lost)
     with pytest.raises(DeviceLost, match="it is gone"):
-        made.embed([[1]])
-    assert "it is gone" == made.stats().error
-    made.close()
+        engine.embed([[1]])
+    assert "it is gone" == engine.stats().error
+    engine.close()
 
 
 def test_what_is_no_encoder_is_refused(tmp_path: Path) -> None:

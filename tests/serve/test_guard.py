@@ -1,4 +1,4 @@
-"""What a connection may send before the server knows who asks: raw sockets, and clients that never finish."""
+"""Limits on unauthenticated connections: raw sockets, and clients that never finish."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_the_head_of_a_request_is_bounded(start: Start, raw: bytes, status: int)
         client.sendall(raw)
         try:
             answered = answer(client)
-        except ConnectionResetError:  # it does not read the rest
+        except ConnectionResetError:  # the server does not read the rest
             assert len(raw) > 20_000
         else:
             assert b"HTTP/1.1 %d " % status == answered[:13]
@@ -69,7 +69,7 @@ def test_the_head_of_a_request_is_bounded(start: Start, raw: bytes, status: int)
 @pytest.mark.parametrize("drip", [False, True])
 def test_a_request_that_never_ends_is_closed(start: Start, begin: bytes, status: bytes, drip: bool) -> None:
     server = start(keys=ApiKeys(["k" * 24]), limits=LIMITS)
-    server.server.config.timeout_keep_alive = 1  # of a request that was answered before it was sent
+    server.server.config.timeout_keep_alive = 1  # seconds, for requests that are answered before they arrive
     with connect(server) as client:
         client.sendall(begin)
         answered = client.recv(13) if status and b"408" not in status else b""
@@ -90,17 +90,17 @@ def test_a_request_that_never_ends_is_closed(start: Start, begin: bytes, status:
 
 
 def test_a_connection_reads_little_at_a_time(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A body in chunks of one byte takes long to parse: others have their turn after each part of it."""
-    turn, seen = [0], list[tuple[int, int]]()
+    """A body in chunks of one byte takes long to parse, so other requests get a turn after each part of it."""
+    turn, reads = [0], list[tuple[int, int]]()
 
     def count_turns(loop: asyncio.AbstractEventLoop) -> None:
         turn[0] += 1
         loop.call_soon(count_turns, loop)
 
     def receive(self: H11Protocol, data: bytes) -> None:
-        if not seen:
+        if not reads:
             count_turns(self.loop)
-        seen.append((turn[0], len(data)))
+        reads.append((turn[0], len(data)))
         received(self, data)
 
     received = H11Protocol.data_received
@@ -110,9 +110,9 @@ def test_a_connection_reads_little_at_a_time(start: Start, monkeypatch: pytest.M
         client.sendall(HEAD + b"Transfer-Encoding: chunked\r\n\r\n")
         assert b"HTTP/1.1 200 " == client.recv(13)
         client.sendall(b"1\r\na\r\n" * 20_000 + b"0\r\n\r\n")
-        wait_until(lambda: sum(size for _, size in seen) > 6 * 20_000)
-    assert len(seen) == len({turn for turn, _ in seen})
-    assert max(size for _, size in seen) <= PART
+        wait_until(lambda: sum(size for _, size in reads) > 6 * 20_000)
+    assert len(reads) == len({turn for turn, _ in reads})
+    assert max(size for _, size in reads) <= PART
 
 
 def test_an_answer_to_a_request_that_was_refused_is_dropped(start: Start, capfd: pytest.CaptureFixture[str]) -> None:
@@ -135,7 +135,7 @@ def test_a_connection_that_waits_between_requests_stays_open(start: Start) -> No
 
 
 def test_a_client_that_does_not_read_its_answer_is_let_go(start: Start) -> None:
-    """It asks for more answers than buffers hold, 26 MB, so the server must wait for it."""
+    """The client requests 26 MB, more than buffers hold, so the server must wait for it."""
     server = start(limits=ServeLimits(seconds=0.3))
     connections = server.server.server_state.connections
     with connect(server) as client:
@@ -162,7 +162,7 @@ def test_a_client_that_does_not_read_its_answer_is_let_go(start: Start) -> None:
         ([], "192.0.2.7", False),
         ([], "[2001:db8::1]:80", False),
         (["127.0.0.1"], "192.0.2.7", False),
-        (["0.0.0.0"], "192.0.2.7:8000", True),  # who reaches it by an address uses no name
+        (["0.0.0.0"], "192.0.2.7:8000", True),  # any address is accepted
         (["::"], "[2001:db8::1]:80", True),
         (["0.0.0.0"], "evil.example", False),
         (["Models.example.org"], "models.example.org:443", True),

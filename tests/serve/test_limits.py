@@ -1,4 +1,4 @@
-"""Keys, limits, clients that go away, and bodies that make no sense."""
+"""Keys, limits, clients that disconnect, and invalid bodies."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LONE = (
     '{"model": "fake", "prompt": "\ud800"}',
     '{"model": "fake", "prompt": "\\ud800"}',
 )  # half of a pair of surrogates
-FORMS = ("utf-8", "utf-8-sig", "utf-16", "utf-16-be", "utf-32", "utf-32-le")  # that JSON's reader knows
+FORMS = ("utf-8", "utf-8-sig", "utf-16", "utf-16-be", "utf-32", "utf-32-le")  # encodings that json.loads detects
 KEY, OTHER = "k" * 24, "o" * 24
 
 
@@ -78,7 +78,7 @@ def test_a_body_that_is_too_large(start: Start) -> None:
     with pytest.raises(openai.APIStatusError, match="the body is larger than 1000 bytes: send less") as raised:
         server.openai().completions.create(model="fake", prompt="x" * 1000)
     assert 413 == raised.value.status_code
-    parts = (b" " * 100 for _ in range(20))  # whose length is not told
+    parts = (b" " * 100 for _ in range(20))  # sent without a Content-Length
     headers = {"Content-Type": "application/json"}
     assert 413 == httpx2.post(f"{server.url}/v1/completions", content=parts, headers=headers).status_code
 
@@ -144,8 +144,8 @@ def test_a_client_that_goes_away_frees_its_place(start: Start, stream: bool) -> 
     assert ["cancelled"] == server.engine.ended
     wait_until(lambda: server.serving.slots["fake"].taken == 0)
     assert 1 == server.metric('ptegpu_requests_total{endpoint="/v1/completions",status="499"}')
-    made = server.openai().completions.create(model="fake", prompt=PROMPT, max_tokens=2, temperature=0)
-    assert words(encode(PROMPT), 0, 2) == made.choices[0].text
+    response = server.openai().completions.create(model="fake", prompt=PROMPT, max_tokens=2, temperature=0)
+    assert words(encode(PROMPT), 0, 2) == response.choices[0].text
 
 
 def test_openais_client_cancels_a_stream(start: Start) -> None:
@@ -162,12 +162,12 @@ def test_many_clients_some_of_which_go_away_or_make_no_sense(start: Start) -> No
     statuses: list[int] = []
 
     def ask(k: int) -> None:
-        chosen = random.Random(k)
-        body: dict[str, Any] = {"model": "fake", "prompt": f"{PROMPT} {k}", "max_tokens": chosen.randrange(1, 40)}
-        body |= {"stream": chosen.random() < 0.5, "n": chosen.randrange(1, 3)}
-        if chosen.random() < 0.2:
-            body[chosen.choice(NAMES)] = nonsense(chosen)
-        patience = 0.03 if chosen.random() < 0.3 else 60
+        rng = random.Random(k)
+        body: dict[str, Any] = {"model": "fake", "prompt": f"{PROMPT} {k}", "max_tokens": rng.randrange(1, 40)}
+        body |= {"stream": rng.random() < 0.5, "n": rng.randrange(1, 3)}
+        if rng.random() < 0.2:
+            body[rng.choice(NAMES)] = nonsense(rng)
+        patience = 0.03 if rng.random() < 0.3 else 60
         try:
             statuses.append(server.post("/v1/completions", body, timeout=patience).status_code)
         except httpx2.TimeoutException:
@@ -240,9 +240,9 @@ def test_nonsense_is_refused_or_read_but_never_an_accident() -> None:
     good = {"messages": [{"role": "user", "content": "x"}], "prompt": "x", "input": "x"}
     counts = {True: 0, False: 0}
     for k in range(6000):
-        chosen = random.Random(k)
+        rng = random.Random(k)
         read, name = ((read_chat, "messages"), (read_completion, "prompt"), (read_embeddings, "input"))[k % 3]
-        body = {name: good[name]} | {chosen.choice(NAMES): nonsense(chosen) for _ in range(chosen.randrange(3))}
+        body = {name: good[name]} | {rng.choice(NAMES): nonsense(rng) for _ in range(rng.randrange(3))}
         try:
             read(parse(json.dumps(body).encode()))
             counts[True] += 1
@@ -253,12 +253,12 @@ def test_nonsense_is_refused_or_read_but_never_an_accident() -> None:
 
 
 def test_an_address_that_is_taken_or_is_none() -> None:
-    with bind(port=0) as taken:
-        taken.listen()
-        port = taken.getsockname()[1]
+    with bind(port=0) as bound:
+        bound.listen()
+        port = bound.getsockname()[1]
         with pytest.raises(InvalidInput, match=rf"127\.0\.0\.1, port {port}: .*; give others with --host and --port"):
             bind(port=port)
-    with pytest.raises(InvalidInput, match=r"203\.0\.113\.1, port 0: .*; give others"):  # nobody's
+    with pytest.raises(InvalidInput, match=r"203\.0\.113\.1, port 0: .*; give others"):  # reserved for documentation
         bind("203.0.113.1", 0)
     with pytest.raises(InvalidInput, match=r"port 0: .*; give others"):
         bind("x" * 70, 0)

@@ -1,3 +1,5 @@
+"""Metrics, labels and health of a server, and the messages that clients and the log get."""
+
 from __future__ import annotations
 
 import re
@@ -57,8 +59,8 @@ def test_labels_are_escaped() -> None:
 
 def test_what_clients_and_the_log_are_told_is_shown_safely(capsys: pytest.CaptureFixture[str]) -> None:
     nasty = "a\x1b[2J\nerror: x\u202e" + "A" * 10_000
-    for told in (ApiError(400, nasty), api_error(RuntimeError(nasty)), api_error(InvalidInput(nasty))):
-        assert told.message.isprintable() and len(told.message) <= LONGEST
+    for error in (ApiError(400, nasty), api_error(RuntimeError(nasty)), api_error(InvalidInput(nasty))):
+        assert error.message.isprintable() and len(error.message) <= LONGEST
     logged = capsys.readouterr().err
     assert r"RuntimeError: a\x1b[2J" in logged and all(line.isprintable() for line in logged.splitlines())
 
@@ -69,5 +71,5 @@ def test_health(start: Start) -> None:
     assert (200, {"status": "ok", "errors": {}, "workers_down": {}}) == (answer.status_code, answer.json())
     server.engine.fail = DeviceLost("gone")
     answer = httpx2.get(f"{server.url}/healthz")
-    told = {"status": "failed", "errors": {"fake": "gone"}, "workers_down": {}}
-    assert (503, told) == (answer.status_code, answer.json())
+    expected = {"status": "failed", "errors": {"fake": "gone"}, "workers_down": {}}
+    assert (503, expected) == (answer.status_code, answer.json())

@@ -1,4 +1,4 @@
-"""OpenAI's own client against a server: what it asks for, and what it makes of errors."""
+"""OpenAI's own client against a server: its requests, and the errors that it raises."""
 
 from __future__ import annotations
 
@@ -20,49 +20,49 @@ CHAT_TOKENS = encode(f"<system> be short <user> {PROMPT}")
 
 
 def test_a_completion(server: Running) -> None:
-    made = server.openai().completions.create(model="fake", prompt=PROMPT, max_tokens=5, temperature=0)
-    assert words(encode(PROMPT), 0, 5) == made.choices[0].text
-    assert "length" == made.choices[0].finish_reason
-    assert ("text_completion", "fake", None) == (made.object, made.model, made.choices[0].logprobs)
-    assert made.usage is not None
-    assert (5, 5, 10) == (made.usage.prompt_tokens, made.usage.completion_tokens, made.usage.total_tokens)
+    response = server.openai().completions.create(model="fake", prompt=PROMPT, max_tokens=5, temperature=0)
+    assert words(encode(PROMPT), 0, 5) == response.choices[0].text
+    assert "length" == response.choices[0].finish_reason
+    assert ("text_completion", "fake", None) == (response.object, response.model, response.choices[0].logprobs)
+    assert response.usage is not None
+    assert (5, 5, 10) == (response.usage.prompt_tokens, response.usage.completion_tokens, response.usage.total_tokens)
 
 
 def test_a_completion_has_16_tokens_unless_told_otherwise(server: Running) -> None:
-    made = server.openai().completions.create(model="fake", prompt=PROMPT, temperature=0)
-    assert words(encode(PROMPT), 0, 16) == made.choices[0].text
+    response = server.openai().completions.create(model="fake", prompt=PROMPT, temperature=0)
+    assert words(encode(PROMPT), 0, 16) == response.choices[0].text
 
 
 def test_several_prompts_as_text_or_as_tokens(server: Running) -> None:
     client, prompts = server.openai(), [PROMPT, "an owl"]
-    made = client.completions.create(model="fake", prompt=prompts, max_tokens=3, temperature=0)
+    response = client.completions.create(model="fake", prompt=prompts, max_tokens=3, temperature=0)
     expected = [words(encode(p), 0, 3) for p in prompts]
-    assert expected == [c.text for c in made.choices]
-    assert made.usage is not None and (7, 6) == (made.usage.prompt_tokens, made.usage.completion_tokens)
+    assert expected == [c.text for c in response.choices]
+    assert response.usage is not None and (7, 6) == (response.usage.prompt_tokens, response.usage.completion_tokens)
     tokens = [encode(p) for p in prompts]
-    made = client.completions.create(model="fake", prompt=tokens, max_tokens=3, temperature=0)
-    assert expected == [c.text for c in made.choices]
-    made = client.completions.create(model="fake", prompt=tokens[0], max_tokens=3, temperature=0)
-    assert expected[:1] == [c.text for c in made.choices]
+    response = client.completions.create(model="fake", prompt=tokens, max_tokens=3, temperature=0)
+    assert expected == [c.text for c in response.choices]
+    response = client.completions.create(model="fake", prompt=tokens[0], max_tokens=3, temperature=0)
+    assert expected[:1] == [c.text for c in response.choices]
 
 
 def test_a_chat(server: Running) -> None:
-    made = server.openai().chat.completions.create(model="fake", messages=CHAT, max_completion_tokens=4, seed=3)
-    assert words(CHAT_TOKENS, 3, 4) == made.choices[0].message.content
-    assert ("assistant", "length") == (made.choices[0].message.role, made.choices[0].finish_reason)
+    response = server.openai().chat.completions.create(model="fake", messages=CHAT, max_completion_tokens=4, seed=3)
+    assert words(CHAT_TOKENS, 3, 4) == response.choices[0].message.content
+    assert ("assistant", "length") == (response.choices[0].message.role, response.choices[0].finish_reason)
 
 
 def test_a_chat_goes_on_to_the_end_of_the_context(server: Running) -> None:
-    made = server.openai().chat.completions.create(model="fake", messages=CHAT, temperature=0)
-    assert words(CHAT_TOKENS, 0, 65 - len(CHAT_TOKENS)) == made.choices[0].message.content
-    assert "length" == made.choices[0].finish_reason
+    response = server.openai().chat.completions.create(model="fake", messages=CHAT, temperature=0)
+    assert words(CHAT_TOKENS, 0, 65 - len(CHAT_TOKENS)) == response.choices[0].message.content
+    assert "length" == response.choices[0].finish_reason
 
 
 def test_content_in_parts(server: Running) -> None:
     parts: list[Any] = [{"type": "text", "text": "the fox "}, {"type": "text", "text": "and the owl"}]
     messages: list[Any] = [{"role": "developer", "content": "be short"}, {"role": "user", "content": parts}]
-    made = server.openai().chat.completions.create(model="fake", messages=messages, max_tokens=4, temperature=0)
-    assert words(CHAT_TOKENS, 0, 4) == made.choices[0].message.content
+    response = server.openai().chat.completions.create(model="fake", messages=messages, max_tokens=4, temperature=0)
+    assert words(CHAT_TOKENS, 0, 4) == response.choices[0].message.content
 
 
 def test_a_stream_of_a_chat(server: Running) -> None:
@@ -98,10 +98,10 @@ def test_a_stream_of_completions(server: Running) -> None:
 def test_stop_strings(server: Running) -> None:
     stop = words(encode(PROMPT), 0, 4)[-4:]
     for stream in (False, True):
-        made: Any = server.openai().completions.create(
+        response: Any = server.openai().completions.create(
             model="fake", prompt=PROMPT, temperature=0, max_tokens=8, stop=["nothing", stop], stream=stream
         )
-        chunks = list(made) if stream else [made]
+        chunks = list(response) if stream else [response]
         text = words(encode(PROMPT), 0, 4)[:-4]
         assert text == "".join(c.choices[0].text for c in chunks)
         assert "stop" == chunks[-1].choices[0].finish_reason
@@ -109,8 +109,8 @@ def test_stop_strings(server: Running) -> None:
 
 def test_the_same_seed_gives_the_same_text(server: Running) -> None:
     def ask(seed: int, n: int = 1) -> list[str]:
-        made = server.openai().completions.create(model="fake", prompt=PROMPT, seed=seed, n=n, max_tokens=6)
-        return [c.text for c in made.choices]
+        response = server.openai().completions.create(model="fake", prompt=PROMPT, seed=seed, n=n, max_tokens=6)
+        return [c.text for c in response.choices]
 
     assert ask(1) == ask(1) != ask(2)
     assert [ask(1)[0], ask(2)[0], ask(3)[0]] == ask(1, n=3)
@@ -120,8 +120,8 @@ def test_the_same_seed_gives_the_same_text(server: Running) -> None:
 
 def test_logprobs_are_those_of_the_tokens_that_were_chosen(server: Running) -> None:
     client, tokens = server.openai(), [token_at(CHAT_TOKENS, 0, k) for k in range(3)]
-    chosen: dict[str, Any] = {"model": "fake", "temperature": 0, "max_tokens": 3}
-    chat = client.chat.completions.create(messages=CHAT, logprobs=True, top_logprobs=2, **chosen)
+    options: dict[str, Any] = {"model": "fake", "temperature": 0, "max_tokens": 3}
+    chat = client.chat.completions.create(messages=CHAT, logprobs=True, top_logprobs=2, **options)
     assert chat.choices[0].logprobs is not None and chat.choices[0].logprobs.content is not None
     entries = chat.choices[0].logprobs.content
     assert [(f" w{t}", -t / 100) for t in tokens] == [(e.token, e.logprob) for e in entries]
@@ -129,16 +129,16 @@ def test_logprobs_are_those_of_the_tokens_that_were_chosen(server: Running) -> N
     assert [[(e.token, e.logprob)] for e in entries] == [
         [(t.token, t.logprob) for t in e.top_logprobs] for e in entries
     ]
-    stream = client.chat.completions.create(messages=CHAT, logprobs=True, stream=True, **chosen)
+    stream = client.chat.completions.create(messages=CHAT, logprobs=True, stream=True, **options)
     streamed = [e for c in stream if c.choices[0].logprobs for e in c.choices[0].logprobs.content or ()]
     assert [(e.token, e.logprob, []) for e in entries] == [(e.token, e.logprob, e.top_logprobs) for e in streamed]
-    made = client.completions.create(prompt=CHAT_TOKENS, logprobs=0, **chosen).choices[0]
-    assert made.logprobs is not None and made.logprobs.text_offset is not None
-    assert [e.logprob for e in entries] == made.logprobs.token_logprobs
-    assert [made.text.index(e.token) for e in entries] == made.logprobs.text_offset
-    parts = client.completions.create(prompt=CHAT_TOKENS, logprobs=1, stream=True, **chosen)
+    choice = client.completions.create(prompt=CHAT_TOKENS, logprobs=0, **options).choices[0]
+    assert choice.logprobs is not None and choice.logprobs.text_offset is not None
+    assert [e.logprob for e in entries] == choice.logprobs.token_logprobs
+    assert [choice.text.index(e.token) for e in entries] == choice.logprobs.text_offset
+    parts = client.completions.create(prompt=CHAT_TOKENS, logprobs=1, stream=True, **options)
     logs = [c.choices[0].logprobs for c in parts if c.choices[0].logprobs]
-    assert made.logprobs.text_offset == [x for log in logs for x in log.text_offset or ()]
+    assert choice.logprobs.text_offset == [x for log in logs for x in log.text_offset or ()]
     assert [{e.token: e.logprob} for e in entries] == [x for log in logs for x in log.top_logprobs or ()]
 
 
@@ -153,9 +153,9 @@ def test_models(server: Running) -> None:
 def test_embeddings(server: Running) -> None:
     client, texts = server.openai(), [PROMPT, "an owl"]
     rows = [[float(len(t)), t[0] / 8, -0.5] for t in map(encode, texts)]
-    made = client.embeddings.create(model="rows", input=texts)  # which asks for base64
-    assert rows == [d.embedding for d in made.data]
-    assert (7, 7) == (made.usage.prompt_tokens, made.usage.total_tokens)
+    response = client.embeddings.create(model="rows", input=texts)  # the client requests base64
+    assert rows == [d.embedding for d in response.data]
+    assert (7, 7) == (response.usage.prompt_tokens, response.usage.total_tokens)
     assert rows[:1] == [d.embedding for d in client.embeddings.create(model="rows", input=encode(PROMPT)).data]
     plain = server.post("/v1/embeddings", {"model": "rows", "input": PROMPT}).json()
     assert rows[0] == plain["data"][0]["embedding"]
@@ -199,16 +199,16 @@ def test_what_is_wrong_is_refused(server: Running, options: dict[str, Any], para
 
 
 def test_what_asks_for_nothing_is_accepted(server: Running) -> None:
-    made = server.openai().chat.completions.create(
+    response = server.openai().chat.completions.create(
         model="fake", messages=CHAT, max_tokens=2, temperature=0, frequency_penalty=0, presence_penalty=0.0, tools=[],
         logit_bias={}, response_format={"type": "text"}, user="me", extra_body={"top_k": 5, "min_p": 0.1},
     )  # fmt: skip
-    assert words(CHAT_TOKENS, 0, 2) == made.choices[0].message.content
+    assert words(CHAT_TOKENS, 0, 2) == response.choices[0].message.content
 
 
 def test_the_only_model_needs_no_name(start: Start) -> None:
-    alone, both = start(encoder=False), start()
-    assert "fake" == alone.post("/v1/completions", {"prompt": PROMPT}).json()["model"]
+    single, both = start(encoder=False), start()
+    assert "fake" == single.post("/v1/completions", {"prompt": PROMPT}).json()["model"]
     refused = both.post("/v1/completions", {"prompt": PROMPT})
     assert (404, "model_not_found") == (refused.status_code, refused.json()["error"]["code"])
 
@@ -257,6 +257,6 @@ def test_no_model_promises_more_tokens_than_its_context_holds(server: Running) -
 
 def test_the_bytes_of_a_token_may_be_a_part_of_a_character(start: Start) -> None:
     client = start(raw=b"\xf0\x9f").openai()
-    made = client.chat.completions.create(model="fake", messages=CHAT, logprobs=True, max_tokens=2, temperature=0)
-    assert made.choices[0].logprobs is not None and made.choices[0].logprobs.content is not None
-    assert [[0xF0, 0x9F]] * 2 == [e.bytes for e in made.choices[0].logprobs.content]
+    response = client.chat.completions.create(model="fake", messages=CHAT, logprobs=True, max_tokens=2, temperature=0)
+    assert response.choices[0].logprobs is not None and response.choices[0].logprobs.content is not None
+    assert [[0xF0, 0x9F]] * 2 == [e.bytes for e in response.choices[0].logprobs.content]

@@ -1,4 +1,4 @@
-"""The page at /: it is there without a key, knows whether there are some, and may do nothing but ask this server."""
+"""The page at /: it needs no key, knows whether the server has keys, and may only connect to this server."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_the_page_is_served_with_what_it_may_do(server: Running) -> None:
     assert f"script-src 'self' 'sha256-{allowed}';" in index.headers["content-security-policy"]
     assert "{{" not in index.text
     named = set(re.findall(r'(?:src|href)="([^"#:]+)"', index.text))
-    assert {"chat.js", "style.css"} == named  # all of them are there
+    assert {"chat.js", "style.css"} == named  # all of them are served
     assert 404 == httpx2.get(f"{server.url}/any.js").status_code
 
 
@@ -39,9 +39,9 @@ def test_the_page_knows_whether_to_ask_for_a_key(start: Start) -> None:
 
 
 def test_models_say_what_they_are_for(start: Start) -> None:
-    def facts(running: Running) -> dict[str, object]:
+    def summary(running: Running) -> dict[str, object]:
         listed = running.openai().models.list().data
         return {m.id: (m.kind, m.context, m.max_tokens) for m in listed}  # type: ignore[attr-defined]
 
-    assert {"fake": ("chat", 64, 64), "rows": ("embeddings", 64, 0)} == facts(start())
-    assert {"fake": ("text", 64, 64)} == facts(start(has_chat=False, encoder=False))
+    assert {"fake": ("chat", 64, 64), "rows": ("embeddings", 64, 0)} == summary(start())
+    assert {"fake": ("text", 64, 64)} == summary(start(has_chat=False, encoder=False))

@@ -1,4 +1,4 @@
-"""SIGTERM: nothing new is taken, what runs is finished or told, and the process ends as one that did its work."""
+"""SIGTERM: new requests are refused, running ones finish or get an error, and the process exits with code 0."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def running(delay: float, drain: float) -> Iterator[tuple[subprocess.Popen[str],
     paths = {"PYTHONPATH": ":".join([str(ROOT / "src"), str(ROOT), *sys.path])}
     with subprocess.Popen(
         command, env=paths, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as made:
+    ) as process:
         try:
-            assert made.stdout is not None
-            url = made.stdout.readline().strip()
-            yield made, openai.OpenAI(base_url=f"{url}/v1", api_key="any", max_retries=0, timeout=60)
+            assert process.stdout is not None
+            url = process.stdout.readline().strip()
+            yield process, openai.OpenAI(base_url=f"{url}/v1", api_key="any", max_retries=0, timeout=60)
         finally:
-            made.kill()
+            process.kill()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -1,4 +1,4 @@
-"""A process for each GPU: requests go to the one that has fewest; one that ends is told of, and started again."""
+"""A process for each GPU: requests go to the one with the fewest; a process that ends is reported and restarted."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from ptegpu.serve.workers import open_workers
 
 @contextmanager
 def served(*makes: Callable[..., Any]) -> Iterator[Running]:
-    told: list[tuple[str, int, int]] = []
+    reports: list[tuple[str, int, int]] = []
     names = [(str(k), make) for k, make in enumerate(makes)]
-    with closing(open_workers("fake", names, lambda *progress: told.append(progress))) as engine:
+    with closing(open_workers("fake", names, lambda *progress: reports.append(progress))) as engine:
         serving = Serving({"fake": engine})
         bound = bind(port=0)
         url, server = url_of(bound), DrainingServer(configured(serving), serving)
@@ -45,8 +45,8 @@ def served(*makes: Callable[..., Any]) -> Iterator[Running]:
 
 
 def ask(running: Running, prompt: str = "a fox", tokens: int = 20) -> str:
-    made = running.openai().completions.create(model="fake", prompt=prompt, max_tokens=tokens)
-    return made.choices[0].text
+    response = running.openai().completions.create(model="fake", prompt=prompt, max_tokens=tokens)
+    return response.choices[0].text
 
 
 def streamed(running: Running) -> openai.Stream[Any]:
@@ -67,13 +67,13 @@ def test_two_workers_share_requests_and_one_that_ends_comes_back(
         text = ask(running).split()
         assert [text[0]] * 20 == text  # one process writes one text
         processes = []
-        for _ in range(4):  # each has begun, and goes on, when the next comes
+        for _ in range(4):  # each is still running when the next begins
             processes.append(int(next(iter(open_ones.enter_context(streamed(running)))).choices[0].text))
         assert sorted(processes[:2]) == sorted(processes[2:]) and 2 == len(set(processes))
         open_ones.close()
         wait_until(lambda: running.metric('ptegpu_running{model="fake"}') == 0)
         assert (200, "ok", {}) == health(running)
-        wait_until(lambda: running.metric('ptegpu_cache_pages{model="fake"}') == 16)  # of both
+        wait_until(lambda: running.metric('ptegpu_cache_pages{model="fake"}') == 16)  # pages of both
 
         with streamed(running) as stream:
             first = int(next(iter(stream)).choices[0].text)
@@ -84,8 +84,8 @@ def test_two_workers_share_requests_and_one_that_ends_comes_back(
         assert str(other) == ask(running).split()[0]
         wait_until(lambda: health(running) == (200, "ok", {}))
         assert 1 == running.metric('ptegpu_restarts_total{model="fake"}')
-    told = "worker fake on [01]: the process ended with code -9; it is started again in 0.05 s\n"
-    assert re.fullmatch(told, capfd.readouterr().err)
+    expected = "worker fake on [01]: the process ended with code -9; it is started again in 0.05 s\n"
+    assert re.fullmatch(expected, capfd.readouterr().err)
 
 
 def test_without_a_worker_requests_are_refused_and_health_says_why(
@@ -99,7 +99,9 @@ def test_without_a_worker_requests_are_refused_and_health_says_why(
             running.openai().chat.completions.create(model="fake", messages=refused)  # type: ignore[call-overload]
         with streamed(running) as stream:
             next(iter(stream))
-        wait_until(lambda: running.metric('ptegpu_running{model="fake"}') == 0)  # who leaves frees the place
+        wait_until(
+            lambda: running.metric('ptegpu_running{model="fake"}') == 0
+        )  # a client that disconnects frees its place
         with pytest.raises(openai.InternalServerError, match="the model's worker ended"):
             ask(running, fakes.LOSE)
         wait_until(lambda: not is_alive(process))

@@ -1,4 +1,4 @@
-"""The tiny model, exported once, and on the GPU. PyTorch is imported by the fixtures that need it."""
+"""The tiny model, exported once and loaded. Fixtures import PyTorch only where they need it."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def reference() -> Any:
 
 @pytest.fixture(scope="session")
 def folder() -> Path:
-    """A checkpoint folder."""
+    """Return a checkpoint folder."""
     return zoo.folder("hearing", "whisper")
 
 
 @pytest.fixture(scope="session")
 def exported(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """What was made of it: whisper.pte."""
+    """Export the checkpoint to whisper.pte."""
     from ptegpu.export import export_speech
 
     return export_speech(folder, tmp_path_factory.mktemp("whisper") / "whisper.pte")

@@ -1,4 +1,4 @@
-"""`ptegpu transcribe` and `ptegpu export speech`: what they print, and how they end."""
+"""`ptegpu transcribe` and `ptegpu export speech`: their output, errors and exit codes."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ def test_text(invoke: Invoke, exported: Any, model: SpeechModel, sound: Path) ->
     assert vtt(expected.segments) == invoke(*command, "--vtt", "--no-stats").out
     first, *_ = invoke(*command, "--timestamps", "--no-stats").out.splitlines()
     assert re.fullmatch(r"\[00:00:0\d\.\d{3} → 00:00:0\d\.\d{3}\] .*", first)
-    found = invoke(*command, "--language", "de", "--task", "translate", "--json").json()
+    result = invoke(*command, "--language", "de", "--task", "translate", "--json").json()
     expected = model.transcribe(sound, language="de", task="translate", no_speech=None)
-    assert ("de", 2.3, expected.text) == (found["language"], found["duration"], found["text"])
-    assert [s.tokens for s in expected.segments] == [s["tokens"] for s in found["segments"]]
+    assert ("de", 2.3, expected.text) == (result["language"], result["duration"], result["text"])
+    assert [s.tokens for s in expected.segments] == [s["tokens"] for s in result["segments"]]
 
 
 def test_errors_are_one_line(invoke: Invoke, exported: Any, sound: Path, tmp_path: Path, mlp: Path) -> None:  # noqa: F811

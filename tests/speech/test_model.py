@@ -1,4 +1,4 @@
-"""A tiny Whisper through ptegpu, token by token against transformers."""
+"""A tiny Whisper in ptegpu, compared with transformers token by token."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ from ptegpu.models.speech.model import check_shapes
 LONG = {"truncation": False, "padding": "longest"}
 
 
-def features(samples: np.ndarray, **how: Any) -> torch.Tensor:
-    return hearing.extractor()(samples, sampling_rate=16000, return_tensors="pt", **how).input_features
+def features(samples: np.ndarray, **options: Any) -> torch.Tensor:
+    return hearing.extractor()(samples, sampling_rate=16000, return_tensors="pt", **options).input_features
 
 
-def segments(found: Transcript) -> list[tuple[float, float, list[int]]]:
-    return [(round(s.start, 4), round(s.end, 4), s.tokens) for s in found.segments]
+def segments(transcript: Transcript) -> list[tuple[float, float, list[int]]]:
+    return [(round(s.start, 4), round(s.end, 4), s.tokens) for s in transcript.segments]
 
 
-def theirs(reference: Any, given: torch.Tensor, **how: Any) -> list[tuple[float, float, list[int]]]:
-    """Of a window's last segment, transformers keep the timestamp behind it, too."""
+def theirs(reference: Any, mel: torch.Tensor, **options: Any) -> list[tuple[float, float, list[int]]]:
+    """Return the segments from transformers, without the extra timestamp at the end of a window's last segment."""
     with torch.no_grad():
-        found = reference.generate(given, return_segments=True, **how)["segments"][0]
-    made = []
-    for s in found:
+        their_segments = reference.generate(mel, return_segments=True, **options)["segments"][0]
+    result = []
+    for s in their_segments:
         tokens = s["tokens"].tolist()
         twice = len(tokens) > 1 and min(tokens[-2:]) > hearing.NO_TIMESTAMPS
-        made.append((round(float(s["start"]), 4), round(float(s["end"]), 4), tokens[:-1] if twice else tokens))
-    return made
+        result.append((round(float(s["start"]), 4), round(float(s["end"]), 4), tokens[:-1] if twice else tokens))
+    return result
 
 
 def test_one_plan_for_each_method(exported: Any, model: SpeechModel) -> None:
@@ -57,16 +57,16 @@ def test_log_mel(model: SpeechModel, seconds: float) -> None:
 
 
 def test_logits(reference: Any, model: SpeechModel) -> None:
-    """Of every step, whatever tokens come."""
+    """The logits after each step, for random tokens in steps of 1 to 5."""
     mel, tokens = features(hearing.sound(1, seed=3)), torch.randint(0, hearing.TEXT, (1, 12))
     with torch.no_grad():
         expected = reference(mel, decoder_input_ids=tokens).logits[0].numpy()
     heard = model.program.method("encode").execute([mel.numpy()])
-    found, first = [], 0
+    rows, first = [], 0
     for count in (5, 1, 1, 4, 1):
-        found.append(model._step(tokens[0, first : first + count].tolist(), first, heard))
+        rows.append(model._step(tokens[0, first : first + count].tolist(), first, heard))
         first += count
-    close(np.stack(found), expected[[4, 5, 6, 10, 11]])
+    close(np.stack(rows), expected[[4, 5, 6, 10, 11]])
 
 
 @pytest.mark.parametrize("task", ["transcribe", "translate"])
@@ -81,55 +81,55 @@ def test_short(
     timestamps: bool,
 ) -> None:
     samples = hearing.sound(0.8, seed=1)
-    how: dict[str, Any] = {"language": language, "task": task}
+    options: dict[str, Any] = {"language": language, "task": task}
     never = reference.generation_config.suppress_tokens
-    if not timestamps:  # a random model would not know that there are none
+    if not timestamps:  # a random model would write timestamps anyway
         never = [*never, *range(hearing.NO_TIMESTAMPS, hearing.VOCAB)]
         monkeypatch.setattr(model, "card", replace(model.card, suppressed=tuple(never)))
-    expected = theirs(reference, features(samples), return_timestamps=timestamps, suppress_tokens=never, **how)
-    found = model.transcribe(samples, timestamps=timestamps, no_speech=None, **how)
-    assert expected == segments(found)
-    assert language in (None, found.language)
-    assert len({t for s in found.segments for t in s.tokens}) > 4
+    expected = theirs(reference, features(samples), return_timestamps=timestamps, suppress_tokens=never, **options)
+    transcript = model.transcribe(samples, timestamps=timestamps, no_speech=None, **options)
+    assert expected == segments(transcript)
+    assert language in (None, transcript.language)
+    assert len({t for s in transcript.segments for t in s.tokens}) > 4
 
 
 def test_long(reference: Any, model: SpeechModel) -> None:
     samples = hearing.sound(4.321, seed=2)
     expected = theirs(reference, features(samples, **LONG), task="transcribe", return_timestamps=True)
-    found = model.transcribe(samples, no_speech=None)
-    assert expected == segments(found)
+    transcript = model.transcribe(samples, no_speech=None)
+    assert expected == segments(transcript)
     assert len(expected) > 4
-    assert 4.321 == pytest.approx(found.duration)
-    assert "".join(s.text for s in found.segments) == found.text
-    words = [f"w{t}" for t in found.segments[0].tokens if t < hearing.TEXT]
-    assert words == found.segments[0].text.split()
+    assert 4.321 == pytest.approx(transcript.duration)
+    assert "".join(s.text for s in transcript.segments) == transcript.text
+    words = [f"w{t}" for t in transcript.segments[0].tokens if t < hearing.TEXT]
+    assert words == transcript.segments[0].text.split()
 
 
 def test_silence(reference: Any, model: SpeechModel) -> None:
-    """Windows are left out where both say so; thresholds lie in the middle of what is found."""
+    """A window is skipped where both thresholds say so; they are chosen so that some windows are."""
     samples = hearing.sound(3.5, seed=4)
     plain = model.transcribe(samples, no_speech=None)
     no_speech = sorted({s.no_speech for s in plain.segments})
     middle = no_speech[len(no_speech) // 2 - 1] * 0.5 + no_speech[len(no_speech) // 2] * 0.5
     unlikely = max(s.logprob for s in plain.segments) + 1
-    how = {"no_speech_threshold": middle, "logprob_threshold": unlikely, "return_dict_in_generate": True}
-    given = features(samples, **LONG)
-    expected = theirs(reference, given, task="transcribe", return_timestamps=True, temperature=0.0, **how)
-    found = model.transcribe(samples, no_speech=middle, unlikely=unlikely)
-    assert expected == segments(found)
-    assert 0 < len(found.segments) < len(plain.segments)
+    options = {"no_speech_threshold": middle, "logprob_threshold": unlikely, "return_dict_in_generate": True}
+    mel = features(samples, **LONG)
+    expected = theirs(reference, mel, task="transcribe", return_timestamps=True, temperature=0.0, **options)
+    transcript = model.transcribe(samples, no_speech=middle, unlikely=unlikely)
+    assert expected == segments(transcript)
+    assert 0 < len(transcript.segments) < len(plain.segments)
 
 
 @pytest.mark.heavy
 def test_the_shape_of_whisper_tiny(tmp_path: Path) -> None:
-    """As many parameters, and windows of 30 s: short sound, and two windows."""
+    """Windows of 30 s and as many parameters as the real model, with sound of one window and of two."""
     wide = {"d_model": 384, "encoder_ffn_dim": 1536, "decoder_ffn_dim": 1536}
     heads = {"encoder_attention_heads": 6, "decoder_attention_heads": 6, "encoder_layers": 4, "decoder_layers": 4}
     reference = hearing.model(
         1, 0.3, vocab_size=51865, max_source_positions=1500, max_target_positions=48, **wide, **heads
     )
-    made = export_speech(hearing.save(reference, tmp_path), tmp_path / "whisper.pte")
-    assert 37_000_000 < made.summary.parameters < 38_000_000
+    exported = export_speech(hearing.save(reference, tmp_path), tmp_path / "whisper.pte")
+    assert 37_000_000 < exported.summary.parameters < 38_000_000
     with SpeechModel(tmp_path / "whisper.pte") as model:
         for seconds in (4.0, 33.0):
             samples, more = hearing.sound(seconds), {} if seconds < 30 else LONG

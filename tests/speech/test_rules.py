@@ -1,4 +1,4 @@
-"""Whisper's rules against those of transformers, over random logits and histories."""
+"""Whisper's rules compared with those of transformers, over random logits and histories."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ def test_scores(timestamps: bool) -> None:
     random, rules = np.random.default_rng(0), Rules(FACTS, timestamps)
     for length in [0, 0, 0, 1, 1, 2, 2, 2, 3, 4, 5, 6, 7] * 12:
         times = np.sort(random.integers(ZERO, 58, length))
-        made = np.where(random.random(length) < 0.5, times, random.integers(0, 30, length)).tolist()
+        tokens = np.where(random.random(length) < 0.5, times, random.integers(0, 30, length)).tolist()
         logits = (random.standard_normal(60) * random.choice([0.5, 4])).astype(np.float32)
         expected = torch.tensor(logits)[None]
         for process in theirs:
-            expected = process(torch.tensor([[31, 32, 33, *made]]), expected)
-        assert np.array_equal(expected[0].numpy(), rules.scores(logits, made))
+            expected = process(torch.tensor([[31, 32, 33, *tokens]]), expected)
+        assert np.array_equal(expected[0].numpy(), rules.scores(logits, tokens))
 
 
 def test_cut() -> None:
@@ -72,9 +72,11 @@ def test_sizes_and_tokens() -> None:
 
 
 def test_subtitles() -> None:
-    said = [Segment(0.0, 1.5, " One\n\ntwo --> 3", [], 0.0, 0.0), Segment(3661.25, 3662.0, " a < b", [], 0.0, 0.0)]
-    assert "1\n00:00:00,000 --> 00:00:01,500\nOne two -> 3\n\n2\n01:01:01,250 --> 01:01:02,000\na < b\n\n" == srt(said)
+    segments = [Segment(0.0, 1.5, " One\n\ntwo --> 3", [], 0.0, 0.0), Segment(3661.25, 3662.0, " a < b", [], 0.0, 0.0)]
+    assert "1\n00:00:00,000 --> 00:00:01,500\nOne two -> 3\n\n2\n01:01:01,250 --> 01:01:02,000\na < b\n\n" == srt(
+        segments
+    )
     assert (
         "WEBVTT\n\n00:00:00.000 --> 00:00:01.500\nOne two -&gt; 3\n\n01:01:01.250 --> 01:01:02.000\na &lt; b\n\n"
-        == vtt(said)
+        == vtt(segments)
     )

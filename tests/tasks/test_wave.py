@@ -15,7 +15,7 @@ WAVE = np.sin(np.arange(400) / 7) * 0.9
 
 
 def wav(path: Path, kind: int, bits: int, samples: np.ndarray, rate: int = 16000, extended: bool = False) -> Path:
-    """samples (n, channels) from -1 to 1."""
+    """Write a WAV file with samples (n, channels) from -1 to 1, and return its path."""
     channels = samples.shape[1]
     match kind, bits:
         case (1, 8):

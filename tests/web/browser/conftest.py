@@ -1,4 +1,4 @@
-"""One Chromium job for all tests here. Only `make test-web` collects them: it names the browser, or "" for none."""
+"""One Chromium job for all tests here. Only `make test-web` collects them: PTEGPU_CHROMIUM is the browser, or ""."""
 
 from __future__ import annotations
 
@@ -45,15 +45,15 @@ class Job:
 
 @contextmanager
 def served() -> Iterator[str]:
-    """The address of a server with a fake engine."""
+    """Yield the address of a server with a fake engine."""
     command = [sys.executable, "-m", "tests.serve.serving", "0.1", "1", sites.SERVED["key"]]
     paths = {"PYTHONPATH": ":".join([str(ROOT / "src"), str(ROOT), *sys.path])}
-    with subprocess.Popen(command, env=paths, cwd=ROOT, stdout=subprocess.PIPE, text=True) as made:
-        assert made.stdout is not None
+    with subprocess.Popen(command, env=paths, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
         try:
-            yield made.stdout.readline().strip()
+            yield process.stdout.readline().strip()
         finally:
-            made.kill()
+            process.kill()
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""What the browser job runs: sites of programs, calls of each, and what ptegpu gives for them here."""
+"""The inputs of the browser job: sites of programs, their calls, and the results of ptegpu here."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DATA = Path(__file__).resolve().parents[2] / "data"
 DEMO = Path(ptegpu.__file__).parent / "demo"
 SIZES = ((1, 2), (1, 5), (1, 12), (2, 3), (2, 8), (3, 9), (3, 12), (4, 2), (4, 7), (4, 12))  # batch × length
 PROMPTS = (1, 2, 9, 65, 200)  # tokens
-SERVED: dict[str, Any] = {  # what the page of a server is made to ask
+SERVED: dict[str, Any] = {  # requests of a served page
     "key": "a key of a server",
     "endless": {"maxTokens": 900, "seed": 0},  # 90 s, and no token that ends the text
     "prompt": "The fox",
@@ -38,7 +38,7 @@ NAMES = {
 
 @dataclass
 class Program:
-    """A program with calls in order, and what each gives natively."""
+    """A program with calls in order, and the native results of each."""
 
     name: str
     data: bytes | Path
@@ -56,7 +56,7 @@ class Program:
 
 def programs() -> list[Program]:
     random = np.random.default_rng(0)
-    few = saved.read(DATA / "few.zip")[1]
+    examples = saved.read(DATA / "few.zip")[1]
 
     def noise(*shape: int, shift: float = 0.0) -> np.ndarray:
         return (random.standard_normal(shape) + shift).astype(np.float32)
@@ -67,20 +67,20 @@ def programs() -> list[Program]:
 
     images = np.load(DEMO / "digits.npz")["images"]
     rows = np.array([2, 0])
-    found = [
+    cases = [
         Program("digits", DEMO / "digits.pte", [Call([image[None]], []) for image in images]),
         Program("cond", DATA / "control.pte", [Call([noise(3, 4, shift=s), rows], []) for s in (2, -2, -2, 2)]),
-        Program("encoder", few["bert"].data, [Call(text(*size), []) for size in SIZES]),
-        Program("state", few["state"].data, few["state"].calls),
-        Program("ints", few["every kind of output"].data, few["every kind of output"].calls),
+        Program("encoder", examples["bert"].data, [Call(text(*size), []) for size in SIZES]),
+        Program("state", examples["state"].data, examples["state"].calls),
+        Program("ints", examples["every kind of output"].data, examples["every kind of output"].calls),
         Program("methods", DATA / "methods.pte", [Call([noise(2, 8)], [], m) for m in ("forward", "encode")]),
         Program("mobilenet", mobilenet(), [Call([noise(1, 3, 64, 64)], [])]),
     ]
-    return [program.run() for program in found]
+    return [program.run() for program in cases]
 
 
 def mobilenet() -> bytes:
-    """MobileNetV2 with all of its layers, for small images."""
+    """Return MobileNetV2 with all of its layers, for small images."""
     import torch
     from benchmarks.models import MobileNetV2, filled
     from tests.exporting import export
@@ -90,13 +90,13 @@ def mobilenet() -> bytes:
 
 @dataclass
 class Request:
-    """A generation: tokens of a prompt, options as Python has them."""
+    """A generation: the tokens or text of a prompt, and options with Python's names."""
 
     prompt: Any
     options: dict[str, Any]
     reset: bool = False
 
-    def told(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         options = {NAMES.get(key, key): value for key, value in self.options.items()}
         return {"prompt": self.prompt, "options": options, "reset": self.reset}
 
@@ -105,22 +105,22 @@ def requests(model: LanguageModel) -> list[Request]:
     tokens = model.encode((DEMO / "tales.heldout.txt").read_text()[:850])
     common = {"max_tokens": 6, "stop_tokens": []}
     sampled = {"temperature": 0.9, "top_k": 40, "top_p": 0.95, "seed": 7}
-    found = []
+    result = []
     for n in PROMPTS:
-        found.append(Request(tokens[:n], common, reset=True))
-        found.append(Request(tokens[:n], common | sampled))
-    text = model.tokenizer.decode(tokens[:9])  # of which the cache has all but the last token
+        result.append(Request(tokens[:n], common, reset=True))
+        result.append(Request(tokens[:n], common | sampled))
+    text = model.tokenizer.decode(tokens[:9])  # the cache has all of these but the last token
     rare = {"temperature": 1.1, "min_p": 0.02, "repeat_penalty": 1.3, "seed": 1}
-    found.append(Request(text, common | rare))
-    found.append(Request(text, {"max_tokens": 24, "stop": [" a "]}))
-    return found
+    result.append(Request(text, common | rare))
+    result.append(Request(text, {"max_tokens": 24, "stop": [" a "]}))
+    return result
 
 
 def make(folder: Path) -> tuple[list[Program], list[Any]]:
-    """Sites and `job.json` in a folder. Returns the programs, and what the language model generates natively."""
-    made, sites = programs(), folder / "sites"
+    """Write sites and `job.json` to a folder; return the programs, and the native generations of the language model."""
+    cases, sites = programs(), folder / "sites"
     sites.mkdir()
-    for program in made:
+    for program in cases:
         labels = {"labels": [str(k) for k in range(10)]} if program.name == "digits" else {}
         site(program.data, sites / program.name, **labels)
     site(DEMO / "tales.pte", sites / "tales")
@@ -136,26 +136,26 @@ def make(folder: Path) -> tuple[list[Program], list[Any]]:
     for path in (sites / "changed").glob("variant-*.json"):
         path.write_bytes(path.read_bytes().replace(b"main", b"mein"))
     with LanguageModel(DEMO / "tales.pte") as model:
-        asked, generations = requests(model), []
-        for request in asked:
+        language_requests, generations = requests(model), []
+        for request in language_requests:
             if request.reset:
                 model.reset()
             generations.append(model.generate(request.prompt, **request.options))
-    calls = {program.name: told(program.calls[0]) for program in made}
+    calls = {program.name: call_json(program.calls[0]) for program in cases}
     job = {
-        "programs": [{"name": p.name, "site": p.name, "calls": [told(c) for c in p.calls]} for p in made],
+        "programs": [{"name": p.name, "site": p.name, "calls": [call_json(c) for c in p.calls]} for p in cases],
         "calls": calls | {"sharded": calls["digits"]},
-        "language": {"requests": [request.told() for request in asked]},
-        "shards": _held(shards),
+        "language": {"requests": [request.to_json() for request in language_requests]},
+        "shards": _held_shard(shards),
         "served": SERVED,
     }
     (folder / "job.json").write_text(json.dumps(job))
-    return made, generations
+    return cases, generations
 
 
-def _held(shards: Sequence[Path]) -> dict[str, Any]:
-    """Say which shard is held at its half, how many others arrive meanwhile, and how many bytes that are in all."""
-    window = shards[:6]  # three are fetched at once, so behind the one with index 3 come two
+def _held_shard(shards: Sequence[Path]) -> dict[str, Any]:
+    """Return the shard held at its half, the number of others that arrive meanwhile, and the bytes in total."""
+    window = shards[:6]  # three are fetched at once, so two follow the one with index 3
     sizes = [path.stat().st_size for path in window]
     return {"held": f"sharded/{shards[3].name}", "others": len(window) - 1, "cutAt": sum(sizes) - (sizes[3] + 1) // 2}
 
@@ -167,7 +167,7 @@ def site(data: bytes | Path, folder: Path, **options: Any) -> None:
     make_site(path, folder, **options)
 
 
-def told(call: Call) -> dict[str, Any]:
+def call_json(call: Call) -> dict[str, Any]:
     return {"method": call.method, "inputs": [_value(v) for v in call.inputs], "reset": call.reset}
 
 

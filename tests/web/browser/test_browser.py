@@ -1,4 +1,4 @@
-"""What Chromium gave, held to what ptegpu gives here."""
+"""Results from Chromium, compared with those of ptegpu here."""
 
 from __future__ import annotations
 
@@ -19,32 +19,32 @@ ERRORS = (
 )  # fmt: skip
 
 
-def array(told: dict[str, Any]) -> np.ndarray:
-    return np.array(told["data"], told["dtype"]).reshape(told["shape"])
+def array(encoded: dict[str, Any]) -> np.ndarray:
+    return np.array(encoded["data"], encoded["dtype"]).reshape(encoded["shape"])
 
 
-def hold(got: Any, wanted: Any, what: str, tolerance: float = 1e-5) -> None:
-    """The same as natively: to the bit, or floats within a share of the largest."""
+def compare(got: Any, expected: Any, what: str, tolerance: float = 1e-5) -> None:
+    """Compare a result with the native one: exactly, or floats within a share of the largest."""
     if not isinstance(got, dict):
-        assert got == wanted, what
+        assert got == expected, what
         return
-    found, wanted = array(got), np.asarray(wanted)
-    assert (found.shape, found.dtype) == (wanted.shape, wanted.dtype), what
-    if wanted.dtype.kind == "f":
-        worst = np.abs(found - wanted).max(initial=0.0)
-        assert worst <= tolerance * max(1.0, np.abs(wanted).max(initial=0.0)), f"{what}: {worst}"
+    actual, expected = array(got), np.asarray(expected)
+    assert (actual.shape, actual.dtype) == (expected.shape, expected.dtype), what
+    if expected.dtype.kind == "f":
+        worst = np.abs(actual - expected).max(initial=0.0)
+        assert worst <= tolerance * max(1.0, np.abs(expected).max(initial=0.0)), f"{what}: {worst}"
     else:
-        np.testing.assert_array_equal(found, wanted, err_msg=what)
+        np.testing.assert_array_equal(actual, expected, err_msg=what)
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_outputs_are_those_of_ptegpu_here(job: Job, name: str) -> None:
     value, program = job[f"program {name}"], job.programs[name]
     assert len(program.calls) == len(value["outputs"])
-    for k, (got, wanted) in enumerate(zip(value["outputs"], program.expected, strict=True)):
-        assert len(got) == len(wanted), f"call {k}"
-        for n, (g, w) in enumerate(zip(got, wanted, strict=True)):
-            hold(g, w, f"call {k}, output {n}")
+    for k, (got, expected) in enumerate(zip(value["outputs"], program.expected, strict=True)):
+        assert len(got) == len(expected), f"call {k}"
+        for n, (g, w) in enumerate(zip(got, expected, strict=True)):
+            compare(g, w, f"call {k}, output {n}")
     assert value["adapter"]["software"] and value["variant"]
 
 
@@ -63,12 +63,12 @@ def test_programs_show_what_they_are_for(job: Job) -> None:
 def test_tokens_are_those_of_ptegpu_here(job: Job) -> None:
     value = job["language model"]
     assert len(job.generations) == len(value["found"])
-    for k, (got, wanted) in enumerate(zip(value["found"], job.generations, strict=True)):
+    for k, (got, expected) in enumerate(zip(value["found"], job.generations, strict=True)):
         what = f"request {k}"
-        assert list(wanted.tokens) == got["tokens"], what
-        assert (wanted.text, wanted.finish_reason) == (got["text"], got["finishReason"]), what
-        np.testing.assert_allclose(got["logprobs"], wanted.logprobs, atol=1e-4, err_msg=what)
-        timings = wanted.timings
+        assert list(expected.tokens) == got["tokens"], what
+        assert (expected.text, expected.finish_reason) == (got["text"], got["finishReason"]), what
+        np.testing.assert_allclose(got["logprobs"], expected.logprobs, atol=1e-4, err_msg=what)
+        timings = expected.timings
         counts = (timings.reused_tokens, timings.prefill_tokens, timings.decode_tokens)
         assert counts == tuple(got["timings"][key] for key in ("reusedTokens", "prefillTokens", "decodeTokens")), what
 
@@ -80,19 +80,19 @@ def test_a_site_checks_itself(job: Job, name: str) -> None:
 
 def test_a_second_visit_fetches_no_weights(job: Job) -> None:
     first, second, spoiled, third = job["visits"]
-    whole = first["weights"]["bytes"]
-    assert first["weights"]["requests"] >= 1 and whole > 20_000
+    total = first["weights"]["bytes"]
+    assert first["weights"]["requests"] >= 1 and total > 20_000
     assert {"requests": 0, "bytes": 0, "ranges": 0} == second["weights"] == third["weights"]
     assert spoiled["spoiled"] >= first["weights"]["requests"] and spoiled["weights"] == first["weights"]
-    assert first["last"]["done"] == first["last"]["total"] == whole == second["last"]["done"]
+    assert first["last"]["done"] == first["last"]["total"] == total == second["last"]["done"]
     assert "plan" == first["order"][0] and {"weights", "kernels"} == set(first["order"][1:])  # side by side
     for visit in (first, second, spoiled, third):
-        hold(visit["outputs"][0], job.programs["digits"].expected[0][0], visit["name"])
+        compare(visit["outputs"][0], job.programs["digits"].expected[0][0], visit["name"])
 
 
 def test_a_failing_cache_is_no_failure(job: Job) -> None:
     for visit in job["failing cache"]:
-        hold(visit["outputs"][0], job.programs["digits"].expected[0][0], visit["how"])
+        compare(visit["outputs"][0], job.programs["digits"].expected[0][0], visit["how"])
 
 
 def test_a_reload_while_loading_goes_on_where_it_was(job: Job) -> None:
@@ -100,21 +100,21 @@ def test_a_reload_while_loading_goes_on_where_it_was(job: Job) -> None:
     everything = sorted(path.name for path in (job.folder / "sites" / "sharded").glob("shard-*.bin"))
     fetched = [path.rpartition("/")[2] for path in value["shards"]]
     assert everything[3] in fetched and not set(everything[:3]) & set(fetched)
-    hold(value["outputs"][0], job.programs["digits"].expected[0][0], "after the reload")
+    compare(value["outputs"][0], job.programs["digits"].expected[0][0], "after the reload")
 
 
 def test_a_broken_connection_is_continued(job: Job) -> None:
     value = job["broken connection"]
     count = len(list((job.folder / "sites" / "sharded").glob("shard-*.bin")))
     assert (count + 1, 1) == (value["weights"]["requests"], value["weights"]["ranges"])
-    hold(value["outputs"][0], job.programs["digits"].expected[0][0], "after the break")
+    compare(value["outputs"][0], job.programs["digits"].expected[0][0], "after the break")
 
 
 @pytest.mark.parametrize("code", ERRORS)
 def test_each_error_has_its_class_and_says_what_to_do(job: Job, code: str) -> None:
-    found = {name: e for name, e in job["errors"].items() if name.split(",")[0] == code}
-    assert found
-    for name, error in found.items():
+    errors = {name: e for name, e in job["errors"].items() if name.split(",")[0] == code}
+    assert errors
+    for name, error in errors.items():
         assert error is not None, f"{name}: nothing was raised"
         assert code == error["code"], name
         assert 20 < len(error["message"]) < 300 and "\n" not in error["message"], error["message"]
@@ -126,12 +126,12 @@ def test_after_an_error_a_program_runs(job: Job) -> None:
 
 
 def test_a_hundred_programs_leave_no_memory_behind(job: Job) -> None:
-    few, *_, many = job["rounds"]
+    first, *_, last = job["rounds"]
     for part in job["rounds"]:
         assert {"buffers": 0, "bytes": 0, "devices": 0} == part["left"]
         assert part["most"] == 0  # after each round
-    assert many["memory"]["heap"] - few["memory"]["heap"] < 2e6
-    assert many["memory"]["gpu"] - few["memory"]["gpu"] < 30e6
+    assert last["memory"]["heap"] - first["memory"]["heap"] < 2e6
+    assert last["memory"]["gpu"] - first["memory"]["gpu"] < 30e6
 
 
 def test_a_worker_does_the_same_and_leaves_the_page_alone(job: Job) -> None:
@@ -139,7 +139,7 @@ def test_a_worker_does_the_same_and_leaves_the_page_alone(job: Job) -> None:
     assert list(job.generations[0].tokens) == value["tokens"] == value["again"]
     assert (2, "BadBundle", "InvalidInput") == (value["heard"], value["failed"]["code"], value["refused"]["code"])
     assert {"plan", "weights", "kernels"} >= set(value["stages"]) >= {"weights"}
-    for part in ("loading", "generating"):  # how smooth it was is in the log; a page that hangs draws nothing meanwhile
+    for part in ("loading", "generating"):  # the log has frame times; a page that hangs draws none
         assert value[part]["longest"] < max(100, 0.8 * value[part]["milliseconds"]), value[part]
 
 
@@ -156,17 +156,17 @@ def test_the_page_of_a_server_asks_it(job: Job) -> None:
     value, prompt = job["served page"], SERVED["prompt"]
     assert [] == value["problems"]
     assert ["Failed to load resource: the server responded with a status of 401 (Unauthorized)"] == value["heard"]
-    said, note = value["stopped"]
+    shown, note = value["stopped"]
     endless = SERVED["endless"]
-    whole = words(encode(f"<user> {QUESTIONS[0]}"), endless["seed"], endless["maxTokens"])
-    assert " w7 " not in whole and whole.startswith(said) and len(said) > 20  # 7 would end it
+    endless_text = words(encode(f"<user> {QUESTIONS[0]}"), endless["seed"], endless["maxTokens"])
+    assert " w7 " not in endless_text and endless_text.startswith(shown) and len(shown) > 20  # token 7 would end it
     assert " · stopped by you" in note
     assert ["The owl"] == value["offers"]
     tale, note, context, title = value["tale"]
     assert prompt + words(encode(prompt), 3, 5) == tale
     assert ("5 tokens · seed 3", "7 of 64", "tales") == (note, context, title)
     assert "tales" == value["again"]
-    assert ["ptegpu-key HERE"] == value["stored"]  # by the address of the page
+    assert ["ptegpu-key HERE"] == value["stored"]  # under the address of the page
 
 
 def test_a_lost_gpu_is_taken_again_and_the_tale_goes_on(job: Job) -> None:

@@ -1,4 +1,4 @@
-"""The npm package as others use it: packed, installed in a project of its own, checked by its types, run under node."""
+"""The npm package as its users get it: packed, installed in a separate project, type-checked, and run under node."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def sh(*command: Any, **options: Any) -> str:
 
 @pytest.fixture(scope="module")
 def consumer(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A project that has nothing but the package; tools and peers are lent to it."""
+    """Return a project that has nothing but the package, with links to tools and peer dependencies."""
     folder = tmp_path_factory.mktemp("npm") / "consumer"
     shutil.copytree(WEB / "test" / "consumer", folder)
     packed = sh("npm", "pack", "--silent", "--pack-destination", folder, cwd=WEB).split()[-1]
@@ -60,7 +60,7 @@ def test_its_types_check(consumer: Path) -> None:
 
 @pytest.fixture(scope="module")
 def digits(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of a site."""
+    """Yield the address of a site."""
     site = make_site(DEMO / "digits.pte", tmp_path_factory.mktemp("sites") / "digits")
     with SiteServer(site.folder) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.1,))
