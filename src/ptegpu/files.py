@@ -93,7 +93,7 @@ def read_object(path: str | os.PathLike[str], error: Errors) -> dict[str, Any]:
 
 
 def check_inside(path: Path, folder: Path, error: Errors) -> None:
-    """Raise for a link out of the folder. (In the cache of Hugging Face, files are links into its folder "blobs".)"""
+    """Raise for a link out of the folder, except into the folder "blobs" of a Hugging Face cache."""
     root = folder.resolve()
     cache = [root.parent.parent / "blobs"] if root.parent.name == "snapshots" else []
     if not any(path.resolve().is_relative_to(allowed) for allowed in (root, *cache)):

@@ -93,7 +93,8 @@ def _without_reset(function: Callable[[], Any]) -> Callable[[], Any]:
 @functools.lru_cache(maxsize=1)
 def admit_packed_weights() -> None:
     """Let the partitioner take operators with packed weights, which it otherwise accepts only as a result of its own
-    patterns, because their weights are not floats."""
+    patterns, because their weights are not floats.
+    """
     for op in (ops.edge.et_vk.linear_q4gsw.default, ops.edge.et_vk.linear_dq8ca_q4gsw.default):
         vulkan_supported_ops[op].inputs_dtypes = utils.DtypeSetList(utils.ALL_T)
 
@@ -101,7 +102,8 @@ def admit_packed_weights() -> None:
 @functools.lru_cache(maxsize=1)
 def keep_unread_inputs() -> None:
     """Keep the inputs of a partition that nothing reads once its operators are fused, such as sizes for the views
-    around a quantized layer. The exporter would drop them without recording which, and calls still pass them."""
+    around a quantized layer. The exporter would drop them without recording which, and calls still pass them.
+    """
     original = VkGraphBuilder.process_placeholder_node
 
     @functools.wraps(original)

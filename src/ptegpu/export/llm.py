@@ -205,7 +205,8 @@ def metadata(config: DecoderConfig, options: LlmOptions) -> dict[str, Any]:
 
 def _script(options: LlmOptions, decoder: Decoder, vision: VisionModel | None) -> tuple[Script, int]:
     """Return the calls of a check and their number of tokens: a prompt that fits in one call and, if there is room,
-    one more token. The prompt of a vision-language model contains a picture."""
+    one more token. The prompt of a vision-language model contains a picture.
+    """
     assert options.max_seq is not None
     prompt = min(CHECKED - 1, options.max_seq)
     count = min(prompt + 1, decoder.context)

@@ -203,7 +203,8 @@ def _forget_groups(program: ExportedProgram) -> None:
 
 def _settle_attention(program: ExportedProgram) -> None:
     """Make the results of attention contiguous: ExecuTorch's decomposition returns other strides than those with which
-    the module's views were traced. The copies cost nothing at run time."""
+    the module's views were traced. The copies cost nothing at run time.
+    """
     for module in program.graph_module.modules():
         for node in list(module.graph.nodes) if isinstance(module, torch.fx.GraphModule) else ():
             if node.target is torch.ops.aten.scaled_dot_product_attention.default:

@@ -123,7 +123,8 @@ class ExportPipeline:
 
     def _with_bounds(self, job: ExportJob[Any], programs: Traced) -> Lowered:
         """Lower a program without losing the bounds of its inputs, which the partitioner may silently reduce to the
-        limits of textures. ptegpu uses no textures."""
+        limits of textures. ptegpu uses no textures.
+        """
         if len(programs) == 1:
             requested = InputShapes.of(programs[FORWARD]).bounds()
             lowered = self._lower(job, programs)

@@ -164,7 +164,7 @@ class WhisperEncoder(nn.Module):
         self.layer_norm = nn.LayerNorm(config.dim, device="meta")
 
     def forward(self, mel: Tensor) -> Tensor:
-        """mel (1, mels, F) → (1, F / 2, dim)"""
+        """Return hidden states (1, F / 2, dim) of a spectrogram (1, mels, F)."""
         x = F.gelu(self.conv2(F.gelu(self.conv1(mel)))).transpose(1, 2) + self.embed_positions.weight
         for layer in self.layers:
             x = layer(x)

@@ -194,7 +194,7 @@ class Device:
         return job
 
     def bind_group(self, pipeline: ComputePipeline, entries: Sequence[tuple[GpuBuffer, int, int]]) -> Handle:
-        """Make a bind group of (buffer, offset, nbytes), bound at 0, 1, …"""
+        """Return a bind group of (buffer, offset, nbytes) for bindings 0, 1 and so on."""
         self.counters.bind_groups_created += 1
         return self.api.bind_group(pipeline.layout, [(b.handle, o, n) for b, o, n in entries])
 

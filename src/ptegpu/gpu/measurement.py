@@ -52,7 +52,8 @@ def measure(device: Device, *, keep: bool = False) -> DeviceClass:
 
 def _measure(device: Device) -> DeviceClass:
     """Run four loads: a copy of more than any cache holds; multiply-adds in registers; the same in a single workgroup,
-    which is slower by the number of units; dispatches that do next to nothing."""
+    which is slower by the number of units; dispatches that do next to nothing.
+    """
     target, sizes = device.target, SIZES[device.target.device_class.name]
     copy = copying(target, _copy_bytes(device))
     load = arithmetic(target, sizes.groups, sizes.turns)

@@ -115,7 +115,8 @@ class WebGPU:
 
     def pipelines(self, sources: Sequence[ShaderSource], report: Callable[[int], object]) -> list[Handle]:
         """Compile several in parallel; `report` gets how many are done. Raise DeviceError if any is wrong, without
-        naming it."""
+        naming it.
+        """
         raise NotImplementedError
 
     def poll(self) -> object:

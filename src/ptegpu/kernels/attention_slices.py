@@ -44,7 +44,7 @@ class RowVectors:
 
 @dataclass(frozen=True, slots=True)
 class Slices:
-    """A workgroup split into slices that hold whole values; a lane has quads lane, lane + lanes, …"""
+    """A workgroup split into slices that hold whole values; a lane has quads lane, lane + lanes and so on."""
 
     rows: RowVectors
     quads: int  # of a value

@@ -38,7 +38,8 @@ def join(sources: tuple[DType, ...], out: DType, quads: bool, target: Target) ->
 @cached(1024)
 def overlay(x: DType, source: DType, symbolic: bool, quads: bool, target: Target) -> KernelSpec:
     """Replace every `step`-th slice of `a` (outer, size, inner) by one of `b` (outer, count, inner), from `start` on,
-    which is a parameter or a symbolic int."""
+    which is a parameter or a symbolic int.
+    """
     params = [*u32s("n", "size", "inner", "count"), ("step", "i32")]
     params += [("start", "sym" if symbolic else "i32")]
     start = "wrapped(sym(P.start), i32(P.size))" if symbolic else "P.start"
@@ -58,7 +59,8 @@ def overlay(x: DType, source: DType, symbolic: bool, quads: bool, target: Target
 @cached(1024)
 def remap(dtype: DType, axes: tuple[Axis, ...], target: Target) -> KernelSpec:
     """Read `a` at coordinates that each axis k of the output changes: "pad" subtracts `P.low{k}` and gives `P.fill`
-    outside of `P.size{k}`; "roll" adds `P.low{k}` and wraps around."""
+    outside of `P.size{k}`; "roll" adds `P.low{k}` and wraps around.
+    """
     rank = len(axes)
     params = [*sizes(rank), ("fill", param_type(dtype))]
     lines = decode("c", "i", rank)

@@ -129,7 +129,8 @@ def _lane(o: ElementwiseOperand, lane: int, rank: int, rows: bool) -> str:
 
 def decode(prefix: str, number: str, rank: int, *, inner: int = 1) -> list[str]:
     """Return statements that split a flat number into i32 coordinates by the sizes `P.d0` …; the last is multiplied by
-    `inner`."""
+    `inner`.
+    """
     lines = [f"  var {prefix}r = {number};"]
     for k in reversed(range(1, rank)):
         lines.append(f"  let {prefix}{k} = i32({prefix}r % P.d{k}){_times(k, rank, inner)};")

@@ -68,7 +68,8 @@ def take(dtype: DType, indices: int, rank: int, rows: bool, target: Target) -> K
 @cached(1024)
 def put(values: DType | None, out: DType, indices: int, rank: int, target: Target) -> KernelSpec:
     """Write value c (at Σ c·v_s, or the number `P.value`) where `take` would read it. Of several values for one
-    position, any may win."""
+    position, any may win.
+    """
     kind = COMPUTE[out]
     params = _walk(rank, indices)
     reads = {f"i{j}": I32 for j in range(indices)}

@@ -66,7 +66,8 @@ def _writes(result: Result) -> dict[str, Storage]:
 @cached(256)
 def chunks(dtype: DType, order: Order, width: int, result: Result, target: Target) -> KernelSpec:
     """Sort each chunk of `width` elements of `P.rows` rows of `P.length`, which are `P.inner` apart, and store the
-    first `P.keep` of each, `P.room` per row."""
+    first `P.keep` of each, `P.room` per row.
+    """
     count = slots(width, target)
     key = "key_of(x_at((row / P.inner * P.length + at) * P.inner + row % P.inner))"
     find = (

@@ -23,7 +23,7 @@ Message = Mapping[str, Any]  # {"role": "user" | "assistant" | "system", "conten
 
 
 class ChatTemplate:
-    """A template with the special tokens that it may name: `bos_token`, `eos_token`, …"""
+    """A template with the special tokens that it may name, such as `bos_token`."""
 
     def __init__(self, source: object, special: Mapping[str, str]) -> None:
         self._special = dict(special)

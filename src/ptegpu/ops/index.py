@@ -83,7 +83,8 @@ def along(x: Tensor, dim: int, index: Tensor, shape: Shape, strides: tuple[int, 
 
 def aligned(x: Tensor, dim: int, index: Tensor, source: Tensor | None = None) -> IndexedElements:
     """Return the elements at positions `index` along `dim`; `index` has the rank of `x` (a 0-d tensor counts as a
-    vector of one). If a `source` of values to write is given, it must cover the index."""
+    vector of one). If a `source` of values to write is given, it must cover the index.
+    """
     sizes, index_sizes = x.shape or (1,), index.shape or (1,)
     d = normalise_dim(dim, len(sizes))
     too_large = any(n > m and k != d for k, (n, m) in enumerate(zip(index_sizes, sizes)))
@@ -102,7 +103,8 @@ def in_front(dims: Sequence[int]) -> int:
 
 def advanced(x: Tensor, indices: Sequence[Tensor | None], values: Tensor | None = None) -> IndexedElements:
     """Return `x[i, j, …]`, into which `values` must broadcast. The indices' common shape replaces the dimensions with
-    an index: in their place if they are neighbours, else in front."""
+    an index: in their place if they are neighbours, else in front.
+    """
     index_by_dim = {d: _checked(i) for d, i in enumerate(indices) if i is not None}
     if len(indices) > x.rank or not index_by_dim:
         raise ShapeError(f"{len(indices)} indices do not fit {list(x.shape)}")

@@ -1,5 +1,6 @@
 """Operators that only move elements of one tensor. One kernel reads it through strides for all of them, except that
-larger transpositions go through tiles."""
+larger transpositions go through tiles.
+"""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def attend_pages(
     *,
     target: Target,
 ) -> Steps:
-    """query [1, S, H, D], key and value [1, S, H', D]; pages [N, 16, H', D]; rows int32 [S, 2]; tables int32 [T, B].
+    """Query [1, S, H, D], key and value [1, S, H', D]; pages [N, 16, H', D]; rows int32 [S, 2]; tables int32 [T, B].
 
     Keys and values are written into their pages first; then each row attends to its sequence up to its own position.
     """

@@ -84,7 +84,8 @@ class Dispatch:
 
 class Bounded(NamedTuple):
     """Indices that must lie in [low, end). The host checks the values that it has before a run; a kernel must stay
-    within its buffers for all others."""
+    within its buffers for all others.
+    """
 
     values: Tensor | SymInt
     low: int
@@ -141,7 +142,8 @@ class OpDef(Traits, Schema):
 
     def infer(self, args: Sequence[Arg], outs: Sequence[Tensor], *, any_dtype: bool = False) -> list[Shape]:
         """Return live output shapes for live input shapes: run the rule up to its last `Out`. With `any_dtype`, accept
-        outputs of other dtypes than the GPU would give."""
+        outputs of other dtypes than the GPU would give.
+        """
         try:
             return self._infer(args, outs, any_dtype)
         except PtegpuError:

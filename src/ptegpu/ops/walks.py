@@ -96,7 +96,8 @@ def regrouped(atoms: Sequence[Atom], shape: Sequence[int]) -> Dims | None:
 
 def backwards(chain: Sequence[Node]) -> Walk | None:
     """Return the walk that writes the first node's operand straight into the last result of a chain of views and
-    permutations."""
+    permutations.
+    """
     walk: Walk | None = start(last(chain[-1]))
     for node in reversed(chain):
         source = node.args[0]

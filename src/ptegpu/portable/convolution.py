@@ -37,7 +37,8 @@ def padded(x: Array, padding: Sizes) -> Array:
 
 def columns(x: Array, kernel: Sizes, stride: Sizes, dilation: Sizes, groups: int) -> tuple[Array, tuple[int, ...]]:
     """Return windows over a padded (N, C, *sizes) as rows, (N, groups, positions, C / groups × kernel), and the sizes
-    of the positions."""
+    of the positions.
+    """
     rank = len(kernel)
     taps = windows(x, kernel, stride, dilation)
     afford(taps.size * x.itemsize)

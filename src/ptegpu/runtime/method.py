@@ -54,7 +54,8 @@ class MethodRunner:
         progress: Progress = silent,
     ) -> None:
         """Allocate, upload and compile. `extend` traces plans, by number, for further sizes; `points` are sizes to
-        compile for."""
+        compile for.
+        """
         from .runner import PlanRunner
 
         for k, item in enumerate(self.items):
