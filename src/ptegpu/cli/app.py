@@ -89,6 +89,7 @@ def _usage(e: Any) -> str:
 _PACKAGES = {
     "wgpu": "wgpu==0.32.*",
     "tokenizers": "ptegpu[llm]",
+    "jinja2": "ptegpu[llm]",
     "torch": "ptegpu[export]",
     "starlette": "ptegpu[serve]",
     "uvicorn": "ptegpu[serve]",
