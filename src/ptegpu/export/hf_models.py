@@ -38,7 +38,7 @@ def kind_of(model: Any) -> str:
 def wrapped(
     model: Any,
     task: str | None = None,
-    bounds: Bounds = Bounds(),  # noqa: B008 (frozen)
+    bounds: Bounds = Bounds(),
     *,
     size: tuple[int, int] | None = None,
     finish: nn.Module | None = None,
