@@ -118,9 +118,12 @@ CHECKS: dict[str, Callable[[Path], None]] = {"wheel": check_wheel, "sdist": chec
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("packages", nargs="*", choices=CHECKS, default=list(CHECKS), help="all by default")
+    parser.add_argument("packages", nargs="*", metavar="PACKAGE", help=f"{', '.join(CHECKS)}; all by default")
+    packages = parser.parse_args().packages or list(CHECKS)
+    if unknown := [name for name in packages if name not in CHECKS]:
+        parser.error(f"unknown package {unknown[0]!r}: expected {', '.join(CHECKS)}")
     started = time.monotonic()
-    for name in parser.parse_args().packages:
+    for name in packages:
         print(f"== {name}", flush=True)
         with tempfile.TemporaryDirectory(prefix=f"ptegpu-{name}-") as folder:
             CHECKS[name](Path(folder).resolve())
