@@ -17,6 +17,7 @@ from torch import nn
 import ptegpu
 from ptegpu import InvalidInput
 from ptegpu.compiler.program import cut_methods
+from ptegpu.format.ptd import read_data
 
 DATA = Path(__file__).parents[1] / "data"
 
@@ -380,3 +381,23 @@ def test_constants_outside_the_program() -> None:
         ptegpu.load(DATA / "dynamic.pte")
     with ptegpu.load(DATA / "dynamic.pte", data=[DATA / "dynamic-0.ptd", DATA / "dynamic-1.ptd"]) as program:
         assert program.methods == ("forward",)
+
+
+def test_constants_as_bytes_and_as_arrays() -> None:
+    files = [DATA / "dynamic-0.ptd", DATA / "dynamic-1.ptd"]
+    weights = {key: np.frombuffer(tensor.data, np.uint8) for path in files for key, tensor in read_data(path).items()}
+    results = []
+    for data in (
+        files,
+        {k: w.tobytes() for k, w in weights.items()},
+        {k: w.reshape(2, -1) for k, w in weights.items()},
+    ):
+        with ptegpu.load(DATA / "dynamic.pte", data=data) as program:
+            inputs = [np.ones(spec.shape or (), spec.dtype) for spec in program.method("forward").inputs]
+            results.append(program.method("forward").execute(inputs))
+    for result in results:
+        np.testing.assert_equal(result, results[0])
+    key = next(iter(weights))
+    with pytest.raises(ptegpu.InvalidInput) as error:
+        ptegpu.load(DATA / "dynamic.pte", data=weights | {key: weights[key][::2]})
+    assert f"invalid data {key!r} of type ndarray: expected bytes or a contiguous array" == str(error.value)

@@ -97,18 +97,31 @@ def read_source(source: Source | BinaryIO | File) -> File:
 
 
 def read_all(data: Data) -> list[Mapping[str, Any]]:
-    """Return the contents of `.ptd` files; mappings from keys to bytes are returned as they are."""
+    """Return the contents of `.ptd` files, and of mappings from keys to bytes or contiguous arrays."""
     if data is None:
         return []
     single = isinstance(data, str | os.PathLike | bytes | bytearray | memoryview | Mapping)
     if not single and not isinstance(data, Sequence):
         raise InvalidInput(f"invalid data {type(data).__name__}: expected .ptd files, or mappings to bytes")
     sources: Sequence[Any] = [data] if single else data  # type: ignore[list-item, assignment]
-    for source in sources:
-        if isinstance(source, Mapping):
-            contents = [content for content in source.values() if not isinstance(content, NamedTensor)]
-            has_read(sum(memoryview(content).nbytes for content in contents))
-    return [source if isinstance(source, Mapping) else read_data(source) for source in sources]
+    return [_bytes_of(source) if isinstance(source, Mapping) else read_data(source) for source in sources]
+
+
+def _bytes_of(contents: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the contents of a mapping as bytes, and count them as read."""
+    views: dict[str, Any] = {}
+    for key, content in contents.items():
+        if isinstance(content, NamedTensor):
+            views[key] = content
+            continue
+        try:
+            view = memoryview(content)
+            views[key] = view.cast("B") if view.nbytes else memoryview(b"")
+        except (TypeError, ValueError):
+            kind = type(content).__name__
+            raise InvalidInput(f"invalid data {key!r} of type {kind}: expected bytes or a contiguous array") from None
+        has_read(view.nbytes)
+    return views
 
 
 def named_data(file: File, data: Data) -> NamedData:
