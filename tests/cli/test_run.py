@@ -172,3 +172,18 @@ def test_outputs_have_the_names_that_the_module_gave_them(invoke: Invoke, tmp_pa
     assert ["double", "next"] == [y["name"] for y in report["outputs"]]
     rows = [line.split()[:2] for line in invoke("run", file, "--input", 3).out.splitlines()]
     assert ["double", "float32"] in rows and ["next", "float32"] in rows
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--out", "x.png"), "Invalid value for --out: needs --image, --audio or --text; see ptegpu run --help"),
+        (("--context", "x"), "Invalid value for --context: needs --image, --audio or --text; see ptegpu run --help"),
+        (
+            ("--text", "x", "--save", "x.npz"),
+            "Invalid value for --save: cannot be combined with --image, --audio or --text; see ptegpu run --help",
+        ),
+    ],
+)
+def test_options_without_effect_are_refused(options: tuple[str, ...], message: str, invoke: Invoke, mlp: Path) -> None:
+    assert (2, f"error: {message}\n") == ((ended := invoke("run", mlp, *options)).code, ended.err)

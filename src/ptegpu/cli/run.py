@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -46,7 +47,16 @@ def run(
 ) -> CommandReport:
     """Run a method and print its outputs, or the answer to a picture, a sound or a text."""
     if task.image or task.audio or task.text:
+        ignored = {
+            "--method": call.method,
+            "--input": call.input,
+            "--shape": call.shape,
+            "--save": save,
+            "--expect": expect,
+        }
+        _refuse(ignored, "cannot be combined with --image, --audio or --text")
         return answer(model, task, tokenizer, loading, call.data)
+    _refuse({"--out": task.out, "--context": task.context}, "needs --image, --audio or --text")
     check_output(save, "--save", ".npz", ".npy")
     prepared = call.prepare(model, loading.options())
     inputs, outputs = declared(prepared.method)
@@ -92,6 +102,13 @@ def run(
     if expected is not None:
         _add_differences(report, [compare(y, e, atol, rtol) for y, e in zip(results, expected)], expect, atol, rtol)
     return report
+
+
+def _refuse(options: Mapping[str, object], reason: str) -> None:
+    """Raise BadParameter for the first option that has a value."""
+    for name, value in options.items():
+        if value:
+            raise typer.BadParameter(reason, param_hint=name)
 
 
 def save_outputs(path: Path, outputs: list[Any]) -> None:
