@@ -10,7 +10,7 @@ from ..plan.target import Target
 from ..sizes import cached
 from .attention import AttentionForm, module, workgroup_range
 from .attention_slices import MOST_SLICES, SPARE, RowVectors, Slices
-from .wgsl import ELEMENT_BYTES, KernelSpec
+from .wgsl import ELEMENT_BYTES, INDEPENDENT, KernelSpec
 
 MOST_ROWS = 8  # maximum rows of a workgroup
 MOST_QUERY_QUADS = 256  # maximum quads of a query in workgroup memory; longer queries are loaded again for every key
@@ -183,7 +183,8 @@ def _staged(s: Division) -> list[str]:
     if not s.staged:
         return [f"let q_row{r} = q_place(z, head, min(first + {r}u, last));" for r in range(count)]
     query = f"q_turned(place, i % {n}u, row / P.sharing)" if turned else f"q_quad(place, i % {n}u)"
-    lines = [
+    lines = [INDEPENDENT] if s.new_keys else []  # otherwise another dispatch writes the caches
+    lines += [
         f"for (var i = lid; i < {count * n}u; i += WG) {{",
         f"  let row = min(first + i / {n}u, last); let place = q_place(z, head, row);",
         f"  queries[i] = {query};",

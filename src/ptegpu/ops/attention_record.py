@@ -34,6 +34,7 @@ FEW_ROWS = 16  # rows of a key-value head up to which tiles would be mostly empt
 # a multiple of those that keep a GPU busy. See also `packed_gemv.MOST_PARTS`, and of the kernels
 # `attention.AT_ONCE` and `attention_rows.KEYS_EACH`. `python -m benchmarks attention` sweeps them.
 ROWS_PART, TILES_PART = 128, 256
+RESIDENT_PART = 64  # instead of ROWS_PART where dispatches may become one, whose workgroups wait for each other
 OF_ROWS, OF_TILES = 1, 2
 TURNED = 8  # bindings of a kernel that rotates queries and keys itself
 
@@ -208,7 +209,7 @@ class AttentionWork(Work):
         ks, tiled = self._places[1], self._tiled(target)
         groups = ks.batch * ks.heads * self._blocks(target)
         busy = target.device_class.busy * (OF_TILES if tiled else OF_ROWS)
-        part = TILES_PART if tiled else ROWS_PART
+        part = _part(tiled, target)
         return largest(1, smallest(-(-ks.length // part), busy // groups))  # type: ignore[no-any-return]
 
     def attended(self, target: Target) -> Generator[Step, Any, Parts | None]:
@@ -228,7 +229,7 @@ class AttentionWork(Work):
             yield CacheWrite(new, (self.k, self.v), self.start, self.label)
             new = None
         splits, reads, writes = self.splits(target), [self.q, self.k, self.v], list[Tensor]()
-        shared: dict[str, int | float | Sym] = {"splits": splits, "part": TILES_PART if tiled else ROWS_PART}
+        shared: dict[str, int | float | Sym] = {"splits": splits, "part": _part(tiled, target)}
         shared |= {"keys": ks.length, "queries": qs.length, "sharing": sharing, "heads": ks.heads}
         shared["empty"] = self.empty if ks.length else 0.0
         shared |= {"start": self.start} if self.bounded else {}
@@ -344,6 +345,13 @@ class AttentionWork(Work):
             causal=self.causal,
             split=False,
         )
+
+
+def _part(tiled: bool, target: Target) -> int:
+    """Return the number of keys of a part."""
+    if tiled:
+        return TILES_PART
+    return RESIDENT_PART if target.resident else ROWS_PART
 
 
 def visible(queries: int, keys: int, causal: bool, start: int | None) -> tuple[int, int]:
