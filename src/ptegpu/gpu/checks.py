@@ -66,7 +66,7 @@ def check(plan: Plan, target: Target) -> None:
         if copy.nbytes % 4 or copy.source == copy.target or copy.nbytes > min(source.nbytes, end.nbytes):
             raise DeviceError(f"plan {plan.name}: cannot copy {copy.nbytes} bytes from {source.name} to {end.name}")
         if end.role == "constant":
-            raise DeviceError(f"plan {plan.name} copies {source.name} to the constant {end.name}")
+            raise DeviceError(f"plan {plan.name}: {source.name} is copied to the constant {end.name}")
     ports = [Port(i.name, i.buffer, i.dtype, i.shape) for i in plan.inputs if i.dtype and i.buffer is not None]
     ports += [o for family in plan.families for o in family.outputs if isinstance(o, Port)]
     for port in ports:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..errors import Closed, DeviceError
-from ..plan.plan import Plan
+from ..plan.plan import Buffer, Plan
 from ..plan.resolve import plan_at
 from ..progress import Progress, silent
 from .buffers import MAX_UPLOAD, GpuBuffer
@@ -69,7 +69,7 @@ class Session:
             compiling = self.device.compile_kernels([plan.kernels[k] for k in kernels], progress)
             try:
                 self._store.add(plan, missing, progress)
-                self._separate(plan)
+                self._separate(plan, missing)
                 pipelines = compiling.result()
                 loaded.use(plan, [self._store[buffer.name] for buffer in plan.buffers])
                 loaded.pipelines = dict(zip(kernels, pipelines, strict=True))
@@ -99,7 +99,7 @@ class Session:
             missing = self._store.missing(plan)
             self._store.check_memory(plan, missing)
             self._store.add(plan, missing)
-            self._separate(plan)
+            self._separate(plan, missing)
             loaded.use(plan, [self._store[buffer.name] for buffer in plan.buffers])
 
     def warm(self, loaded: LoadedPlan) -> None:
@@ -177,9 +177,9 @@ class Session:
             self.staging.close()
             self._store.close()
 
-    def _separate(self, plan: Plan) -> None:
+    def _separate(self, plan: Plan, missing: Sequence[Buffer]) -> None:
         """Give states of earlier plans buffers of their own if this one cannot use them in their slab."""
-        slices = self._store.conflicting(plan)
+        slices = self._store.conflicting(plan, missing)
         if slices:
             self.flush()
             for loaded in self._loaded:

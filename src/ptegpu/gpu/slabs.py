@@ -7,7 +7,7 @@ are apart from those that a dispatch or a copy combines them with.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from itertools import product
 from typing import NamedTuple
 
@@ -52,23 +52,23 @@ def slab_bytes(target: Target) -> int:
     return min(target.max_binding_bytes, target.max_buffer_bytes)
 
 
-def conflicts(plan: Plan) -> dict[str, set[str]]:
-    """Return, by name, the states that must not share a slab with a state: a dispatch reads one and writes the other,
-    or one is copied to the other.
+def conflicts(plan: Plan, names: Container[str]) -> dict[str, set[str]]:
+    """Return, by name, which of these states must not share a slab: a dispatch reads one and writes the other, or one
+    is copied to the other.
     """
-    states = {k: b.name for k, b in enumerate(plan.buffers) if b.role == "state"}
+    states = {k: b.name for k, b in enumerate(plan.buffers) if b.role == "state" and b.name in names}
     apart: dict[str, set[str]] = {}
     if len(states) < 2:
         return apart
+    writes = [[position for position, access in enumerate(k.access) if access == "write"] for k in plan.kernels]
     pairs = {(c.source, c.target) for c in plan.copies}
     for dispatch in (d for f in plan.families for choices in f.steps for c in choices for d in c.dispatches):
-        bound = zip(dispatch.bindings, plan.kernels[dispatch.kernel].access, strict=True)
-        accesses = {(b.buffer, access == "write") for b, access in bound if b.buffer in states}
-        if len(accesses) > 1:
-            read, written = ([b for b, writes in accesses if writes == mode] for mode in (False, True))
-            pairs.update(product(read, written))
+        bound = dispatch.bindings
+        written = {bound[position].buffer for position in writes[dispatch.kernel]} & states.keys()
+        if written:
+            pairs.update(product({b.buffer for b in bound} - written, written))
     for a, b in pairs:
-        if a in states and b in states and a != b:
+        if a in states and b in states:
             apart.setdefault(states[a], set()).add(states[b])
             apart.setdefault(states[b], set()).add(states[a])
     return apart

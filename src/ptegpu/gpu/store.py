@@ -95,10 +95,11 @@ class BufferStore:
             self.drop([buffer.name for buffer in missing])
             raise
 
-    def conflicting(self, plan: Plan) -> list[GpuBuffer]:
-        """List the states that must leave their slabs before the plan runs."""
+    def conflicting(self, plan: Plan, missing: Iterable[Buffer]) -> list[GpuBuffer]:
+        """List the states of earlier plans that must leave their slabs before this plan runs."""
         slices: list[GpuBuffer] = []
-        for name, others in conflicts(plan).items():
+        earlier = self._buffers.keys() - {buffer.name for buffer in missing}
+        for name, others in conflicts(plan, earlier).items():
             buffer = self._buffers[name]
             slabs = [b.slab for b in map(self._buffers.__getitem__, others) if b not in slices]
             if buffer.slab is not None and buffer.slab in slabs:
@@ -131,7 +132,7 @@ class BufferStore:
     def _layout(self, plan: Plan, missing: Iterable[Buffer]) -> list[list[Part]]:
         """Return the WebGPU buffers to make."""
         fresh = [buffer for buffer in missing if self._shared_constant(buffer) is None]
-        return layout(fresh, conflicts(plan), self._device.target)
+        return layout(fresh, conflicts(plan, {b.name for b in fresh}), self._device.target)
 
     def _make(self, plan: Plan, missing: Sequence[Buffer]) -> None:
         """Make the buffers that no other session shares, filled with zeros; take the others."""
