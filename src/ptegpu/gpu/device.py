@@ -210,7 +210,7 @@ class Device:
     def bind_group(self, pipeline: ComputePipeline, entries: Sequence[tuple[GpuBuffer, int, int]]) -> Handle:
         """Return a bind group of (buffer, offset, nbytes) for bindings 0, 1 and so on."""
         self.counters.bind_groups_created += 1
-        return self.api.bind_group(pipeline.layout, [(b.handle, o, n) for b, o, n in entries])
+        return self.api.bind_group(pipeline.layout, [(b.handle, b.offset + o, n) for b, o, n in entries])
 
     def write(self, buffer: GpuBuffer, data: memoryview | bytes, offset: int = 0) -> None:
         """Write bytes into a buffer before the next submit. A tail of 1 to 3 bytes is padded with zeros."""
@@ -232,10 +232,21 @@ class Device:
         with self.lock:
             with self.api.record() as recorder:
                 for buffer in buffers:
-                    recorder.clear(buffer.handle, buffer.nbytes)
+                    recorder.clear(buffer.handle, buffer.offset, buffer.nbytes)
                 self.submit(recorder, buffers)
         for buffer in buffers:
             buffer.dirty = False
+
+    def detach(self, part: GpuBuffer) -> None:
+        """Move a slice out of its slab, into a WebGPU buffer of its own; its bind groups must be made again."""
+        assert part.slab is not None
+        with self.lock:
+            own = self.buffer(part.name, part.nbytes, part.kind)
+            with self.api.record() as recorder:
+                recorder.copy(part.handle, part.offset, own.handle, 0, part.nbytes)
+                self.submit(recorder, (part, own))
+            part.slab.slices -= 1  # from here, no signal handler runs in between
+            part.handle, part.offset, part.slab = own.handle, 0, None
 
     def read(self, buffer: GpuBuffer, nbytes: int) -> bytearray:
         """Read the first bytes of a buffer after all submitted work; `nbytes` is a multiple of 4."""
@@ -243,7 +254,7 @@ class Device:
         staging = self.buffer("read back", nbytes, "staging")
         with self.lock:
             with self.api.record() as recorder:
-                recorder.copy(buffer.handle, 0, staging.handle, 0, nbytes)
+                recorder.copy(buffer.handle, buffer.offset, staging.handle, 0, nbytes)
                 self.submit(recorder, (buffer, staging))
         data = bytearray(staging.read(self, nbytes))
         self.counters.readbacks += 1
@@ -264,8 +275,9 @@ class Device:
         if recorder is not None and recorder.ended:
             raise SubmitError("a command buffer was submitted twice; record it again")
         for buffer in buffers:
-            if buffer.state != "ready":
-                raise SubmitError(f"buffer {buffer.name} is {buffer.state}, but submitted work uses it")
+            state = (buffer.slab or buffer).state
+            if state != "ready":
+                raise SubmitError(f"buffer {buffer.name} is {state}, but submitted work uses it")
         commands = [] if recorder is None else recorder.end()
         self.api.submit(commands)
         self.counters.submits += max(1, len(commands))
@@ -301,7 +313,7 @@ class Device:
         return buffer
 
     def _write(self, buffer: GpuBuffer, data: memoryview | bytes, offset: int) -> None:
-        self.api.write(buffer.handle, offset, data)
+        self.api.write(buffer.handle, buffer.offset + offset, data)
         self.pending_bytes += len(data)
         if self.pending_bytes >= _WRITE_PENDING:
             self.wait()

@@ -164,7 +164,8 @@ class LoadedPlan:
         ]
         self.input_ids = {id(buffer) for _, _, buffer in self.inputs if buffer is not None}
         self.written_ids = {id(buffers[k]) for k in _written(plan)} & self.input_ids
-        self.copies = [(buffers[c.source].handle, buffers[c.target].handle, c.nbytes) for c in plan.copies]
+        self.copies = [(buffers[c.source], buffers[c.target], c.nbytes) for c in plan.copies]
+        self.touched = list({id(whole): whole for whole in (b.slab or b for b in buffers)}.values())
         self.syms = next((buffers[k] for k, b in enumerate(plan.buffers) if b.role == "syms"), None)
         self.params = [k for k, b in enumerate(plan.buffers) if b.role == "params"]
         self.recorded, self.combined = None, {}
@@ -293,7 +294,7 @@ class LoadedPlan:
         grids = [[plain(x.dispatch.grid[axis]) for x in new.values()] for axis in (0, 1)]
         steps = Steps([x.pipeline.handle for x in new.values()], [x.group for x in new.values()], *grids)
         recording = Recording(self.device)
-        recording.touch(self.buffers)
+        recording.touch(self.touched)
         recording.compute(steps, None)
         recording.submit()
         self.done_once.update(new)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..errors import Closed, DeviceError
-from ..plan.plan import Plan
+from ..plan.plan import Buffer, Plan
 from ..plan.resolve import plan_at
 from ..progress import Progress, silent
 from .buffers import MAX_UPLOAD, GpuBuffer
@@ -69,6 +69,7 @@ class Session:
             compiling = self.device.compile_kernels([plan.kernels[k] for k in kernels], progress)
             try:
                 self._store.add(plan, missing, progress)
+                self._separate(plan, missing)
                 pipelines = compiling.result()
                 loaded.use(plan, [self._store[buffer.name] for buffer in plan.buffers])
                 loaded.pipelines = dict(zip(kernels, pipelines, strict=True))
@@ -98,6 +99,7 @@ class Session:
             missing = self._store.missing(plan)
             self._store.check_memory(plan, missing)
             self._store.add(plan, missing)
+            self._separate(plan, missing)
             loaded.use(plan, [self._store[buffer.name] for buffer in plan.buffers])
 
     def warm(self, loaded: LoadedPlan) -> None:
@@ -175,6 +177,18 @@ class Session:
             self.staging.close()
             self._store.close()
 
+    def _separate(self, plan: Plan, missing: Sequence[Buffer]) -> None:
+        """Give states of earlier plans buffers of their own if this one cannot use them in their slab."""
+        slices = self._store.conflicting(plan, missing)
+        if slices:
+            self.flush()
+            for loaded in self._loaded:
+                loaded.release()
+            for part in slices:
+                self.device.detach(part)
+            for loaded in self._loaded:
+                loaded.use(loaded.plan, loaded.buffers)
+
     def _check_loaded(self, loaded: LoadedPlan) -> None:
         self.check_open()
         if loaded.session is not self:
@@ -203,7 +217,7 @@ class Session:
             if isinstance(value, DeviceTensor):
                 if value.buffer is not target and value.nbytes and guard.copies.get(id(target), ())[1:] != (value,):
                     recording.touch([value.buffer])
-                    recording.copy(value.buffer.handle, target.handle, (value.nbytes + 3) & ~3)
+                    recording.copy(value.buffer, target, (value.nbytes + 3) & ~3)
                     guard.copies[id(target)] = target, value
                 continue
             guard.copies.pop(id(target), None)
@@ -220,7 +234,7 @@ class Session:
         self, recording: Recording, loaded: LoadedPlan, run: ResolvedRun, read: tuple[int, ...] | None
     ) -> Pending:
         buffers, layout, staging, offset = loaded.buffers, run.recorded.layout(read), None, 0
-        recording.touch(buffers)
+        recording.touch(loaded.touched)
         if run.recorded.steps.groups:
             recording.compute(run.recorded.steps, self.timer)
         for source, target, nbytes in loaded.copies:
@@ -233,6 +247,5 @@ class Session:
             offset = staging.take(layout.nbytes)
             for output in layout.outputs:
                 if output.nbytes:
-                    source = buffers[output.buffer].handle
-                    recording.copy(source, staging.buffer.handle, output.nbytes, offset + output.offset)
+                    recording.copy(buffers[output.buffer], staging.buffer, output.nbytes, offset + output.offset)
         return Pending(self, buffers, run, recording, layout, staging, offset, self.generation)
