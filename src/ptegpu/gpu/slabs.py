@@ -1,8 +1,8 @@
-"""Slabs: large WebGPU buffers whose slices are the constants, or the states, of a plan.
+"""Slabs: large WebGPU buffers whose slices are the constants, the states, or the derived constants of a plan.
 
 One dispatch can bind few buffers, but a slab as a whole. WebGPU refuses a dispatch that reads one slice and writes
-another, and a copy from slice to slice, even though these never overlap. Nothing writes constants; states of one slab
-are apart from those that a dispatch or a copy combines them with.
+another, and a copy from slice to slice, even though these never overlap. Nothing writes constants, and only dispatches
+that run once write derived ones; states of one slab are apart from those that a dispatch or a copy combines them with.
 """
 
 from __future__ import annotations
@@ -26,16 +26,20 @@ class Part(NamedTuple):
         return self.offset + self.buffer.nbytes
 
 
-def layout(buffers: Sequence[Buffer], apart: Mapping[str, set[str]], target: Target) -> list[list[Part]]:
+def layout(
+    buffers: Sequence[Buffer], derived: Container[str], apart: Mapping[str, set[str]], target: Target
+) -> list[list[Part]]:
     """Return the WebGPU buffers to make, each as its parts: one, or the slices of a slab.
 
-    A slab can be bound as a whole. A buffer shares none with those that `apart` lists under its name.
+    A slab can be bound as a whole. A buffer shares none with those that `apart` lists under its name. `derived` are the
+    names of temporaries that hold derived constants.
     """
     limit = slab_bytes(target)
     made: list[list[Part]] = []
-    slabs: dict[str, list[list[Part]]] = {"constant": [], "state": []}
+    slabs: dict[str, list[list[Part]]] = {"constant": [], "state": [], "derived": []}
     for buffer in buffers:
-        candidates, others = slabs.get(buffer.role, []), apart.get(buffer.name, set())
+        role = "derived" if buffer.name in derived else buffer.role
+        candidates, others = slabs.get(role, []), apart.get(buffer.name, set())
         for slab in candidates:
             offset = -(-slab[-1].end // OFFSET_ALIGN) * OFFSET_ALIGN
             if offset + buffer.nbytes <= limit and others.isdisjoint([part.buffer.name for part in slab if others]):
@@ -50,6 +54,16 @@ def layout(buffers: Sequence[Buffer], apart: Mapping[str, set[str]], target: Tar
 def slab_bytes(target: Target) -> int:
     """Return the most bytes of a slab."""
     return min(target.max_binding_bytes, target.max_buffer_bytes)
+
+
+def derived_constants(plan: Plan) -> set[str]:
+    """Return the names of temporaries that only dispatches that run once write, from constants."""
+    writers: dict[int, bool] = {}
+    for dispatch in (d for f in plan.families for choices in f.steps for c in choices for d in c.dispatches):
+        for bound, access in zip(dispatch.bindings, plan.kernels[dispatch.kernel].access, strict=True):
+            if access == "write":
+                writers[bound.buffer] = writers.get(bound.buffer, True) and dispatch.once
+    return {plan.buffers[k].name for k, once in writers.items() if once and plan.buffers[k].role == "temp"}
 
 
 def conflicts(plan: Plan, names: Container[str]) -> dict[str, set[str]]:

@@ -14,7 +14,7 @@ from ..progress import Progress, silent
 from .buffers import GpuBuffer, Kind
 from .checks import first_bytes
 from .device import Device
-from .slabs import Part, conflicts, layout
+from .slabs import Part, conflicts, derived_constants, layout
 
 
 class SharedConstants:
@@ -132,7 +132,7 @@ class BufferStore:
     def _layout(self, plan: Plan, missing: Iterable[Buffer]) -> list[list[Part]]:
         """Return the WebGPU buffers to make."""
         fresh = [buffer for buffer in missing if self._shared_constant(buffer) is None]
-        return layout(fresh, conflicts(plan, {b.name for b in fresh}), self._device.target)
+        return layout(fresh, derived_constants(plan), conflicts(plan, {b.name for b in fresh}), self._device.target)
 
     def _make(self, plan: Plan, missing: Sequence[Buffer]) -> None:
         """Make the buffers that no other session shares, filled with zeros; take the others."""
