@@ -38,6 +38,10 @@ CacheType = Annotated[
     Literal["f32", "f16"],
     typer.Option(help="Element type of key-value caches; f16 halves their memory and is faster when they are long."),
 ]
+PersistentMode = Annotated[
+    Literal["auto", "on", "off"],
+    typer.Option(help="Make dispatches of a run stages of a single one; auto: on GPUs that can (see `ptegpu doctor`)."),
+]
 TokenizerPath = Annotated[
     Path | None, typer.Option(help="tokenizer.json, or a folder that contains it.", show_default="next to the model")
 ]
@@ -71,6 +75,7 @@ class LoadFlags:
     engine: EngineName = "auto"
     precision: PrecisionName = "auto"
     cache: CacheType = "f32"
+    persistent: PersistentMode = "auto"
     limit: Annotated[
         list[str] | None,
         typer.Option(
@@ -81,7 +86,7 @@ class LoadFlags:
 
     def options(self, progress: Progress = silent) -> LoadOptions:
         limits = Limits.parse(self.limit or [])
-        return LoadOptions(self.device, self.engine, self.precision, self.cache, limits, progress)
+        return LoadOptions(self.device, self.engine, self.precision, self.cache, self.persistent, limits, progress)
 
 
 class Quantize(StrEnum):

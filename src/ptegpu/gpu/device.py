@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import atexit
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Literal, Self
 
-from ..errors import DeviceError, DeviceLost, NoAdapter, OutOfMemory, SubmitError
+from ..errors import DeviceError, DeviceLost, InvalidInput, NoAdapter, OutOfMemory, SubmitError
 from ..plan.plan import Kernel
-from ..plan.target import DeviceClass, Target
+from ..plan.target import DeviceClass, Persistent, Target, check_persistent
 from ..progress import Progress, silent
 from . import threads, vulkan
 from .buffers import BufferPool, GpuBuffer, Kind, Uploads
@@ -116,6 +117,7 @@ class Device:
         self.pool, self.uploads = BufferPool(), Uploads(self)
         self._pipelines = PipelineCache(self.api)
         self.measured: DeviceClass | None = None  # by `measure`
+        self.resident = 0  # workgroups that may wait for each other inside a dispatch: see `residency.py`
         self.pending_bytes = 0  # written but not submitted yet
         self._lost: str | None = None
         self.target = _target(info, self.api.limits, f16=f16, subgroups=subgroups, matrices=shapes)
@@ -143,6 +145,18 @@ class Device:
         except DeviceLost as error:
             self._lost = str(error)
             raise
+
+    def check_persistent(self, persistent: Persistent) -> None:
+        """Raise unless programs with this option can share the device, which was opened with its own."""
+        if persistent == "off" and self.resident:
+            raise InvalidInput(
+                'this device was opened for persistent="auto" or "on": open another with persistent="off", or give its '
+                "index"
+            )
+        if persistent == "on":
+            from . import residency
+
+            residency.require(self)
 
     def available_bytes(self) -> int | None:
         """Return the memory that new buffers may take; None if that is unknown."""
@@ -306,7 +320,7 @@ class Device:
 
 
 _opening = threads.Lock()
-_devices: dict[tuple[str, int, LimitSet, bool, bool, bool], Device] = {}
+_devices: dict[tuple[str, int, LimitSet, bool, bool, bool, bool], Device] = {}
 
 
 def open_device(
@@ -317,23 +331,43 @@ def open_device(
     f16: bool = True,
     subgroups: bool = True,
     matrices: bool = True,
+    persistent: Persistent = "auto",
 ) -> Device:
-    """Open the device of an adapter, once per process and options. `limits="browser"` requests WebGPU's defaults."""
+    """Open the device of an adapter, once per process and options. `limits="browser"` requests WebGPU's defaults.
+
+    `persistent` says whether the workgroups of a dispatch may wait for each other: "off" never; "auto" on GPUs, not on
+    software adapters, if the probe passed; "on" on both, or raises LimitExceeded. `PTEGPU_PERSISTENT` replaces "auto".
+    """
     info = find_adapter(device, engine)
-    key = (info.engine, info.index, limits, f16, subgroups, matrices)
+    if persistent == "auto":
+        persistent = os.environ.get("PTEGPU_PERSISTENT") or "auto"  # type: ignore[assignment]
+    check_persistent(persistent)
+    resident = persistent == "on" or (persistent == "auto" and info.type != "software")
+    key = (info.engine, info.index, limits, f16, subgroups, matrices, resident)
+
+    def new() -> Device:
+        try:
+            return Device(info, limits=limits, f16=f16, subgroups=subgroups, matrices=matrices)
+        except DeviceError as error:
+            raise NoAdapter(f"{info} cannot be opened: {error}") from error
 
     def opened() -> Device:
         with _opening:
             device = _devices.get(key)
             if device is None or device.lost:
-                try:
-                    device = Device(info, limits=limits, f16=f16, subgroups=subgroups, matrices=matrices)
-                except DeviceError as error:
-                    raise NoAdapter(f"{info} cannot be opened: {error}") from error
+                device = new()
+                if resident:
+                    residency.settle(device)
+                    device = new() if device.lost else device  # by the probe
                 _devices[key] = device
             return device
 
-    return threads.opening().do(opened)
+    if resident:
+        from . import residency
+    opened_device = threads.opening().do(opened)
+    if persistent == "on":
+        opened_device.check_persistent("on")
+    return opened_device
 
 
 @atexit.register

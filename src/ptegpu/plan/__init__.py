@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from ..lazy import lazy
 from .plan import Binding, Buffer, Copy, Family, Input, Kernel, Plan, PlannedDispatch, Port, plain
-from .target import CLASSES, Cache, DeviceClass, Precision, Target, check_cache, check_precision
+from .target import CLASSES, Cache, DeviceClass, Persistent, Precision, Target, check_cache, check_precision
 
 if TYPE_CHECKING:
     from .bundle import Bundle, find_bundle
@@ -55,6 +55,7 @@ __all__ = [
     "Kernel",
     "Move",
     "Operand",
+    "Persistent",
     "Plan",
     "PlannedDispatch",
     "Port",

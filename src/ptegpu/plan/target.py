@@ -17,6 +17,7 @@ Cache = Literal["f32", "f16"]  # the storage type of key-value caches that the p
 Precision = Literal[
     "exact", "auto", "fast"
 ]  # whether products may round to f16; auto: if the second operand is f16 or packed
+Persistent = Literal["auto", "on", "off"]  # whether dispatches of a run may become stages of one; auto: on GPUs
 
 
 def check_precision(precision: str) -> None:
@@ -29,6 +30,12 @@ def check_cache(cache: str) -> None:
     """Raise InvalidInput unless `cache` is "f32" or "f16"."""
     if cache not in ("f32", "f16"):
         raise InvalidInput(f'invalid cache {cache!r}: expected "f32" or "f16"')
+
+
+def check_persistent(persistent: str) -> None:
+    """Raise InvalidInput unless `persistent` is "auto", "on" or "off"."""
+    if persistent not in ("auto", "on", "off"):
+        raise InvalidInput(f'invalid persistent {persistent!r}: expected "auto", "on" or "off"')
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +83,7 @@ class Target:
     kept_bytes: int = 0  # memory that kernels may use to keep rearranged weights
     few_rows: int = 8  # products of up to this many rows with packed weights have special kernels: fast, but large
     device_class: DeviceClass = CLASSES["discrete"]
+    resident: int = 0  # workgroups of 256 invocations that may wait for each other inside a dispatch; 0: none
 
     @property
     def software(self) -> bool:
