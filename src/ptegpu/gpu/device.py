@@ -118,6 +118,7 @@ class Device:
         self._pipelines = PipelineCache(self.api)
         self.measured: DeviceClass | None = None  # by `measure`
         self.resident = 0  # workgroups that may wait for each other inside a dispatch: see `residency.py`
+        self.arrivals: GpuBuffer | None = None  # of workgroups in a dispatch: see `persistent.py`
         self.pending_bytes = 0  # written but not submitted yet
         self._lost: str | None = None
         self.target = _target(info, self.api.limits, f16=f16, subgroups=subgroups, matrices=shapes)

@@ -22,6 +22,7 @@ from ..plan.resolve import PlanPoint, Resolver, choices_at
 from .buffers import GpuBuffer
 from .checks import Argument, Points, check_fits, outgrows, sizes_at, sizes_of
 from .native import Handle
+from .persistent import MergedDispatch, PersistentForm
 from .pipelines import ComputePipeline
 from .readback import DeviceTensor, StagingLayout
 from .recorder import Steps
@@ -58,12 +59,18 @@ class CombinedLaunches(NamedTuple):
     constants: tuple[int, ...]
     indices: Steps  # with indices of the grids' sizes
     patches: list[Patches]
+    persistent: PersistentForm | None  # None if all launches stay dispatches
 
-    def steps(self, at: PlanPoint) -> tuple[Steps, int]:
+    def steps(self, at: PlanPoint, merged: Sequence[MergedDispatch] = ()) -> tuple[Steps, int]:
         """Return the steps to record at these sizes, and the most workgroups in one dimension."""
         numbers = (*at.numbers, *self.constants)
         pipelines, groups, *axes = self.indices
         x, y = ([numbers[k] for k in axis] for axis in axes)
+        if merged:
+            pipelines, groups = list(pipelines), list(groups)
+            for d in reversed(merged):
+                part = slice(d.first, d.end)
+                pipelines[part], groups[part], x[part], y[part] = [d.pipeline], [d.group], [d.workgroups], [1]
         steps = Steps(pipelines, groups, x, y)
         if min(x, default=1) <= 0 or min(y, default=1) <= 0:  # leave out dispatches without workgroups
             launched = [k for k in range(len(groups)) if x[k] > 0 and y[k] > 0]
@@ -85,7 +92,9 @@ class CombinedLaunches(NamedTuple):
         return images
 
 
-def combine(launches: list[Launch], order: Mapping[int, int], params: Sequence[int]) -> CombinedLaunches:
+def combine(
+    launches: list[Launch], order: Mapping[int, int], params: Sequence[int], persistent: PersistentForm | None
+) -> CombinedLaunches:
     """Combine launches; `order` has the index of each row among the numbers, `params` the parameter buffers."""
     constants: dict[int, int] = {}
 
@@ -106,7 +115,7 @@ def combine(launches: list[Launch], order: Mapping[int, int], params: Sequence[i
             pairs = [(word, number) for word, (number, is_real) in sources.items() if is_real == real]
             arrays += [np.array([word for word, _ in pairs], np.int64), [number for _, number in pairs]]
         patches.append(Patches(image, *arrays))
-    return CombinedLaunches(tuple(constants), indices, patches)
+    return CombinedLaunches(tuple(constants), indices, patches, persistent)
 
 
 class Unplanned(LookupError):
@@ -120,8 +129,10 @@ class RecordedSteps:
     key: tuple[Any, ...]
     at: PlanPoint
     steps: Steps
+    separate: Steps  # the same, without merged dispatches
     outputs: tuple[Port | Number, ...]  # shapes are plain
-    images: list[np.ndarray]  # of the parameter buffers, to be written first
+    images: list[tuple[GpuBuffer, np.ndarray]]  # of buffers to be written first: of parameters, and of stages
+    touched: list[GpuBuffer]  # other than the plan's
     layouts: dict[tuple[int, ...] | None, StagingLayout] = field(default_factory=dict)  # by the outputs to read
 
     def layout(self, read: tuple[int, ...] | None) -> StagingLayout:
@@ -257,7 +268,7 @@ class LoadedPlan:
         if family.refusal:
             raise _refused(plan, shapes, family.refusal)
         combined = self.combined.get((at.family, at.switches)) or self._combine(at, shapes)
-        steps, largest = combined.steps(at)
+        separate, largest = combined.steps(at)
         if largest > self.device.target.max_groups:
             most = self.device.target.max_groups
             raise LimitExceeded(f"plan {plan.name} needs {largest} workgroups in one dimension, {most} are allowed")
@@ -268,7 +279,13 @@ class LoadedPlan:
                 if min(map(plain, o.shape), default=0) < 0 or o.nbytes > plan.buffers[o.buffer].nbytes:
                     raise InvalidProgram(f"plan {plan.name}: {o.name} of {list(o.shape)} does not fit its buffer")
             outputs.append(o)
-        return RecordedSteps(key, at, steps, tuple(outputs), combined.images(plan, at))
+        images = list(zip([self.buffers[k] for k in self.params], combined.images(plan, at), strict=False))
+        if combined.persistent is None:
+            return RecordedSteps(key, at, separate, separate, tuple(outputs), images, [])
+        merged, tables = combined.persistent.at(shapes, item)
+        steps, _ = combined.steps(at, merged)
+        touched = combined.persistent.buffers
+        return RecordedSteps(key, at, steps, separate, tuple(outputs), images + tables, touched)
 
     def _combine(self, at: PlanPoint, shapes: Shapes) -> CombinedLaunches:
         """Compile and bind a combination of choices when it is first taken."""
@@ -279,9 +296,18 @@ class LoadedPlan:
         launches = self._launches(choices)
         self._run_once([x for x in launches if x.dispatch.once])
         launches = [x for x in launches if not x.dispatch.once]
-        combined = combine(launches, self.resolver.order, self.params)
+        combined = combine(launches, self.resolver.order, self.params, self._persistent(at, choices))
         self.combined[at.family, at.switches] = combined
         return combined
+
+    def _persistent(self, at: PlanPoint, choices: Sequence[Choice]) -> PersistentForm | None:
+        """Merge dispatches of these choices if workgroups may wait for each other."""
+        if not self.device.resident or self.plan.copies:  # a run that gave up is repeated, which copies do not allow
+            return None
+        dispatches = [(k, d) for k, choice in enumerate(choices) for d in choice.dispatches if not d.once]
+        outputs = {o.buffer for o in self.plan.families[at.family].outputs if isinstance(o, Port)}
+        form = PersistentForm(self.device, self.plan, self.buffers, dispatches, outputs)
+        return form if form.buffers else None
 
     def _run_once(self, launches: Sequence[Launch]) -> None:
         """Run the launches that run only once, unless they did already. They run after everything recorded so far."""

@@ -15,6 +15,7 @@ from ..dtypes import DType
 from ..errors import Closed, DeviceError, InvalidInput
 from ..plan.plan import ALIGN, Expr, Number, Port, plain
 from .buffers import GpuBuffer
+from .merged_kernel import GAVE_UP
 
 if TYPE_CHECKING:
     from .checks import Argument
@@ -61,6 +62,10 @@ class DeviceTensor:
                 return np.empty(self.shape, self.dtype.numpy)
             data = self.session.device.read(self.buffer, (self.nbytes + 3) & ~3)
             return np.ndarray(self.shape, self.dtype.numpy, data)
+
+
+class StepGaveUp(Exception):
+    """A run in which a workgroup waited too long for another: its outputs are wrong, and the run must be repeated."""
 
 
 _MIN_STAGING = 1024  # bytes of a buffer
@@ -180,6 +185,7 @@ class Pending:
     _staging: Staging | None  # None if nothing is read
     _offset: int  # in the staging buffer
     _generation: int
+    _waited: bool  # workgroups may have waited for each other; the counter of arrivals follows the outputs
     _result: list[Argument] | None = None
 
     @cached_property
@@ -194,7 +200,11 @@ class Pending:
     def result(self) -> list[Argument]:
         """Wait; return arrays for the outputs that are read, device tensors for the others."""
         if self._result is None:
-            arrays = self._read()
+            try:
+                arrays = self._read()
+            except StepGaveUp:
+                self.discard()
+                raise
             outputs = self._run.recorded.outputs
             self._result = [arrays[n] if n in arrays else self.outputs[n] for n in range(len(outputs))]
             self._free()
@@ -221,6 +231,8 @@ class Pending:
             view = self._staging.view(session.device)
             arrays = {p.number: _array(view, self._offset, p) for p in self._layout.outputs}
             session.device.traffic.read(self._layout.payload, started)
+            if self._waited and view[self._offset + self._layout.nbytes :].cast("I")[0] >= GAVE_UP:
+                raise StepGaveUp
             return arrays
 
     def _free(self) -> None:

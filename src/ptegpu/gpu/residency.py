@@ -25,6 +25,7 @@ from ..plan.plan import Binding, Buffer, Kernel, Plan, PlannedDispatch, Port, fi
 from ..plan.target import Target
 from . import discovery
 from .measurement import SIZES, arithmetic, best_time, measure, warm
+from .merged_kernel import GAVE_UP, SPINS
 from .session import Session
 from .timing import pass_time
 
@@ -37,8 +38,6 @@ INVOCATIONS = 256  # of a workgroup
 ROUNDS = 100_000  # of a complete probe
 SOFTWARE_ROUNDS = 1_000
 SECONDS = 0.5  # a probe on first use ends after these, with fewer rounds
-SPINS = 100_000  # looks at the counter until a workgroup gives up: 50 to 100 ms on a GPU
-GAVE_UP = 1 << 30  # in the counter of arrivals: a workgroup gave up, and none waits any more
 
 _ROUNDS = 16, 1_024  # of the first dispatch, and of the longest
 _LONG = 0.05  # seconds of a dispatch; a driver ends one after seconds
@@ -60,10 +59,6 @@ class Residency:
     invocations: int = INVOCATIONS  # of each workgroup, at most
     barrier_seconds: float = 0.0
     rounds: int = 0  # in each of which all workgroups read the values of all others
-
-
-class StepGaveUp(Exception):
-    """A run in which a workgroup waited too long for another: its outputs are wrong, and the run must be repeated."""
 
 
 def settle(device: Device) -> None:

@@ -205,8 +205,7 @@ class Session:
         """Record the uploads into the plan's buffers: arrays, parameters, symbolic ints, and tensors on the device."""
         guard, uploads = self._guard, list[tuple[GpuBuffer, np.ndarray]]()
         if guard.params.get(loaded) is not run.recorded:
-            images = zip(loaded.params, run.recorded.images, strict=False)
-            uploads += [(loaded.buffers[k], image) for k, image in images]
+            uploads += run.recorded.images
             guard.params[loaded] = run.recorded
         if loaded.syms is not None and words is not None and words != guard.syms:
             uploads.append((loaded.syms, np.frombuffer(words, np.uint8)))
@@ -235,17 +234,24 @@ class Session:
     ) -> Pending:
         buffers, layout, staging, offset = loaded.buffers, run.recorded.layout(read), None, 0
         recording.touch(loaded.touched)
-        if run.recorded.steps.groups:
-            recording.compute(run.recorded.steps, self.timer)
+        recording.touch(run.recorded.touched)
+        each = self.timer is not None and self.timer.each
+        steps = run.recorded.separate if each else run.recorded.steps
+        if steps.groups:
+            recording.compute(steps, self.timer)
         for source, target, nbytes in loaded.copies:
             recording.copy(source, target, nbytes)
         if layout.nbytes:
-            staging = recording.staging
-            if staging is None or staging.used + layout.nbytes > staging.buffer.nbytes:
-                staging = recording.staging = Staging(self.staging.take(layout.nbytes))
+            staging, arrivals = recording.staging, self.device.arrivals
+            nbytes = layout.nbytes + (arrivals.nbytes if arrivals else 0)
+            if staging is None or staging.used + nbytes > staging.buffer.nbytes:
+                staging = recording.staging = Staging(self.staging.take(nbytes))
                 recording.touch([staging.buffer])
-            offset = staging.take(layout.nbytes)
+            offset = staging.take(nbytes)
+            if arrivals:
+                recording.copy(arrivals, staging.buffer, arrivals.nbytes, offset + layout.nbytes)
             for output in layout.outputs:
                 if output.nbytes:
                     recording.copy(buffers[output.buffer], staging.buffer, output.nbytes, offset + output.offset)
-        return Pending(self, buffers, run, recording, layout, staging, offset, self.generation)
+        waited = self.device.arrivals is not None
+        return Pending(self, buffers, run, recording, layout, staging, offset, self.generation, waited)

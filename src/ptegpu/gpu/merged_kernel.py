@@ -1,0 +1,314 @@
+"""The text of a merged kernel: bodies of several kernels, and a loop over a table of stages.
+
+All its workgroups are resident, so they can wait for each other. Each goes through all stages; in a stage of `groups`
+groups, it runs the body for some of them. A stage that depends on an earlier one first waits until all workgroups have
+arrived at the end of that stage. Waits are bounded: a workgroup that gives up raises the arrivals to GAVE_UP. Then
+nobody waits any more, and stages are left out until the host resets the counter, also in later dispatches.
+
+The words of the counter: arrivals in this dispatch, and workgroups that left it. The last one to leave resets them.
+
+A record of the table is a vec4 (body, place of the parameters in vec4s, flags), and vec4s with the places of the
+kernel's bindings in their slabs, each in elements of its own type. Names that begin with `m_` are of the merged kernel.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..plan.directives import Dialect
+from ..plan.plan import Access, Feature, Kernel
+from .kernel_text import KernelParts, Rewriter, StorageVariable, Unmergeable, parts_of
+
+SPINS = 100_000  # looks at the counter until a workgroup gives up: 50 to 100 ms on a GPU
+GAVE_UP = 1 << 30  # in the counter of arrivals: a workgroup gave up, and none waits any more
+WAITS, ARRIVES, WAITS_LATE = 1, 2, 4  # flags of a stage; late: within the body, after independent loads
+MAX_UNIFORM_BYTES = 65536
+COUNTER_BYTES = 16
+_SCALARS = {"f32", "i32", "u32"}
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """A kernel with the slab of each of its storage bindings, and its parameter buffer."""
+
+    kernel: Kernel
+    slabs: tuple[int, ...]
+    words: int
+
+
+@dataclass(slots=True)
+class Slab:
+    """A buffer of a merged kernel, with all types in which kernels see it."""
+
+    written: bool
+    elements: set[str]
+
+    @property
+    def element(self) -> str:
+        """Return the type of an element in the merged kernel."""
+        if len(self.elements) == 1:
+            return next(iter(self.elements))
+        return "u32" if self.elements <= _SCALARS else "vec4<u32>"
+
+
+def stage_vectors(bindings: int) -> int:
+    """Return the vec4s of a record for a kernel with this many storage bindings."""
+    return 1 + -(-bindings // 4)
+
+
+def element_bytes(element: str) -> int:
+    """Return the bytes of a WGSL type in an array."""
+    lanes = int(element[3]) if element.startswith("vec") else 1
+    return (lanes + lanes % 2 * (lanes > 1)) * (2 if "f16" in element else 4)
+
+
+def shared_arrays(parts: Sequence[KernelParts]) -> dict[str, list[int]]:
+    """Return the counts of workgroup arrays by type, for bodies that run one after another."""
+    counts: dict[str, list[int]] = {}
+    for p in parts:
+        for element in dict.fromkeys(e for _, e, _ in p.shared):
+            own = [count for _, e, count in p.shared if e == element]
+            common = counts.setdefault(element, [])
+            common += [0] * (len(own) - len(common))
+            for k, count in enumerate(own):
+                common[k] = max(common[k], count)
+    return counts
+
+
+def shared_bytes(parts: Sequence[KernelParts]) -> int:
+    """Return the workgroup memory of a merged kernel with these bodies, with a word for waits."""
+    return 16 + sum(-(-element_bytes(e) * n // 16) * 16 for e, ns in shared_arrays(parts).items() for n in ns)
+
+
+def merged_kernel(
+    bodies: Sequence[Body],
+    slabs: Sequence[Slab],
+    words: Sequence[int],
+    stages: int,
+    dialect: Dialect,
+    spins: int,
+) -> Kernel:
+    """Return the kernel; `words` are the bytes of the parameter buffers.
+
+    Its bindings are the slabs, the counter, the table, the parameter buffers, and the symbolic ints if a body has any.
+    """
+    parts = [parts_of(body.kernel) for body in bodies]
+    stride = max(stage_vectors(len(p.storage)) for p in parts)
+    lines: list[str] = []
+    access: list[Access] = []
+
+    def bind(kind: Access, declaration: str) -> None:
+        lines.append(f"@group(0) @binding({len(access)}) var<{declaration};")
+        access.append(kind)
+
+    for k, slab in enumerate(slabs):
+        mode = "read_write" if slab.written else "read"
+        bind("write" if slab.written else "read", f"storage, {mode}> m_slab{k}: array<{slab.element}>")
+    bind("write", "storage, read_write> m_counter: array<atomic<u32>>")
+    bind("uniform", f"uniform> m_table: array<vec4<u32>, {stages * stride}>")
+    for k, nbytes in enumerate(words):
+        mode = "uniform" if nbytes <= MAX_UNIFORM_BYTES else "storage, read"
+        count = f", {nbytes // 16}" if mode == "uniform" else ""
+        bind("uniform" if count else "read", f"{mode}> m_words{k}: array<vec4<u32>{count}>")
+    if syms := max(p.syms for p in parts):
+        bind("uniform", f"uniform> syms: array<vec4<i32>, {syms}>")
+    counts = shared_arrays(parts)
+    for element, lengths in counts.items():
+        for k, length in enumerate(lengths):
+            lines.append(f"var<workgroup> {_shared(element, k)}: array<{element}, {length}>;")
+    lines.append("var<workgroup> m_arrivals: u32;")
+    lines.append(_WAIT.replace("SPINS", f"{spins}u").replace("GAVE_UP", f"{GAVE_UP}u"))
+    helpers: dict[str, str] = {}
+    cases: list[str] = []
+    for k, (body, p) in enumerate(zip(bodies, parts, strict=True)):
+        text = _BodyText(k, body, p, [slab.element for slab in slabs], dialect, helpers)
+        lines += text.declarations()
+        cases.append(text.case(stride))
+    lines += helpers.values()
+    builtins = list(dict.fromkeys(name for p in parts for name in p.builtins))
+    unknown = set(builtins) - {"sg_lane", "sg_size"}
+    if unknown:
+        raise Unmergeable(f"builtins {sorted(unknown)}")
+    of_subgroups = {"sg_lane": "subgroup_invocation_id", "sg_size": "subgroup_size"}
+    arguments = "".join(f", @builtin({of_subgroups[name]}) {name}: u32" for name in builtins)
+    workgroup = bodies[0].kernel.workgroup
+    main = _MAIN.format(T=workgroup, arguments=arguments, stages=stages, stride=stride, cases="\n".join(cases))
+    lines.append(main.replace("GAVE_UP", f"{GAVE_UP}u"))
+    needs: tuple[Feature, ...] = tuple(dict.fromkeys(need for body in bodies for need in body.kernel.needs))
+    return Kernel(f"{stages} stages", "\n".join(lines) + "\n", tuple(access), workgroup, shared_bytes(parts), needs)
+
+
+_WAIT = """fn m_wait(lid: u32, goal: u32) -> bool {
+  if (lid == 0u) {
+    var arrivals = atomicLoad(&m_counter[0]);
+    for (var looks = 0u; arrivals < goal && looks < SPINS; looks++) { arrivals = atomicLoad(&m_counter[0]); }
+    if (arrivals < goal) {
+      atomicMax(&m_counter[0], GAVE_UP);
+      arrivals = GAVE_UP;
+    }
+    m_arrivals = arrivals;
+  }
+  storageBarrier();
+  return workgroupUniformLoad(&m_arrivals) < GAVE_UP;
+}"""
+
+_MAIN = """@compute @workgroup_size({T})
+fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(num_workgroups) nwg: vec3<u32>, """ + (
+    """@builtin(local_invocation_index) lid: u32{arguments}) {{
+  var goal = 0u;
+  for (var stage = 0u; stage < {stages}u; stage++) {{
+    let at = stage * {stride}u;
+    let head = m_table[at];
+    if ((head.z & 5u) != 0u) {{ goal += nwg.x; }}
+    if ((head.z & 1u) != 0u) {{
+      if (!m_wait(lid, goal)) {{ break; }}
+    }}
+    switch (head.x) {{
+{cases}
+      default: {{}}
+    }}
+    if ((head.z & 4u) != 0u) {{
+      if (workgroupUniformLoad(&m_arrivals) >= GAVE_UP) {{ break; }}
+    }}
+    if ((head.z & 2u) != 0u) {{
+      storageBarrier();
+      workgroupBarrier();
+      if (lid == 0u) {{ atomicAdd(&m_counter[0], 1u); }}
+    }}
+  }}
+  if (lid == 0u) {{
+    if (atomicAdd(&m_counter[1], 1u) + 1u == nwg.x) {{
+      atomicStore(&m_counter[1], 0u);
+      if (atomicLoad(&m_counter[0]) < GAVE_UP) {{ atomicStore(&m_counter[0], 0u); }}
+    }}
+  }}
+}}"""
+)
+
+
+def _shared(element: str, k: int) -> str:
+    return f"m_shared_{_word(element)}_{k}"
+
+
+def _word(element: str) -> str:
+    """Return a type as a part of a name."""
+    return re.sub(r"\W+", "_", element).strip("_")
+
+
+class _BodyText:
+    """The text of one body; an `Access` to the storage and the parameters of its kernel."""
+
+    def __init__(
+        self,
+        number: int,
+        body: Body,
+        parts: KernelParts,
+        elements: Sequence[str],
+        dialect: Dialect,
+        helpers: dict[str, str],
+    ) -> None:
+        self._body, self._parts, self._elements = body, parts, elements
+        self._prefix, self._number, self._dialect, self._helpers = f"m_k{number}_", number, dialect, helpers
+        self._places = {v.name: k for k, v in enumerate(parts.storage)}
+        counts: dict[str, int] = {}
+        renamed: dict[str, str] = {}
+        for name, element, _ in parts.shared:
+            renamed[name] = _shared(element, counts.setdefault(element, 0))
+            counts[element] += 1
+        self._rewriter = Rewriter(parts.names, set(self._places), renamed, parts.body, self, self._prefix)
+
+    def declarations(self) -> list[str]:
+        p, prefix = self._parts, self._prefix
+        fields = "".join(f" b{k}: u32," for k in range(len(p.storage)))
+        lines = [f"struct {prefix}Stage {{ p: u32,{fields} }}"]
+        lines += [self._rewriter.rewrite(tokens).strip() for tokens in p.declarations]
+        late = "m_pending: u32, " if p.independent else ""
+        builtins = "".join(f", {name}: u32" for name in p.builtins)
+        head = f"fn {prefix}main(m_stage: {prefix}Stage, {late}group: u32, lid: u32{builtins}) {{"
+        return [*lines, head, self._rewriter.rewrite(p.body), "}"]
+
+    def case(self, stride: int) -> str:
+        p = self._parts
+        places = [f"m_table[at + {1 + k // 4}u].{'xyzw'[k % 4]}" for k in range(len(p.storage))]
+        record = f"{self._prefix}Stage({', '.join(['head.y', *places])})"
+        late = "m_pending, " if p.independent else ""
+        call = f"{self._prefix}main(record, {late}group, lid{''.join(f', {n}' for n in p.builtins)});"
+        m_pending = "var m_pending = select(0u, goal, (head.z & 4u) != 0u);" if p.independent else ""
+        after = "m_pending = 0u; " if p.independent else ""
+        after += "workgroupBarrier(); " if p.shared else ""
+        return f"""      case {self._number}u: {{
+        let record = {record};
+        let groups = m_words{self._body.words}[head.y].x;
+        {m_pending}
+        for (var group = wid.x; group < groups; group += nwg.x) {{ {call} {after}}}
+      }}"""
+
+    def place(self, name: str, index: str) -> str:
+        k = self._places[name]
+        if self._elements[self._body.slabs[k]] != self._parts.storage[k].element:
+            return ""
+        return f"m_slab{self._body.slabs[k]}[m_stage.b{k} + u32({index})]"
+
+    def load(self, name: str, index: str) -> str:
+        k = self._places[name]
+        return f"{self._helper(self._parts.storage[k], k, 'load')}(m_stage.b{k} + u32({index}))"
+
+    def store(self, name: str, index: str, path: str, value: str) -> str:
+        k = self._places[name]
+        variable, slab = self._parts.storage[k], self._body.slabs[k]
+        if not path:
+            return f"{self._helper(variable, k, 'store')}(m_stage.b{k} + u32({index}), {value})"
+        if not variable.element.startswith("vec4") or "f16" in variable.element:
+            raise Unmergeable(f"a part of {variable.element} is stored")
+        return f"m_slab{slab}[m_stage.b{k} + u32({index})]{path} = bitcast<u32>({value})"
+
+    def param(self, name: str) -> str:
+        word, kind = self._parts.params[name]
+        text = f"m_words{self._body.words}[m_stage.p + {word // 4}u].{'xyzw'[word % 4]}"
+        return text if kind == "u32" else f"bitcast<{kind}>({text})"
+
+    def wait(self) -> str:
+        return "if (m_pending != 0u) { if (!m_wait(lid, m_pending)) { return; } }"
+
+    def _helper(self, variable: StorageVariable, k: int, verb: str) -> str:
+        """Return the name of a function that loads or stores elements of another type than the slab's."""
+        slab, element = self._body.slabs[k], variable.element
+        name = f"m_slab{slab}_{verb}_{_word(element)}"
+        if name not in self._helpers:
+            bodies = _BODIES[self._elements[slab]].get((verb, element))
+            if bodies is None or (element == "f16" and verb == "store"):
+                raise Unmergeable(f"{verb} {element} in {self._elements[slab]}")
+            signature = f"(i: u32) -> {element}" if verb == "load" else f"(i: u32, v: {element})"
+            self._helpers[name] = f"fn {name}{signature} {{ {bodies.replace('SLAB', f'm_slab{slab}')} }}"
+        return name
+
+
+_IN_WORDS: dict[tuple[str, str], str] = {}  # (verb, type) → body of the function, for slabs of u32
+_IN_QUADS: dict[tuple[str, str], str] = {}  # for slabs of vec4<u32>
+for _e in ("f32", "i32", "u32"):
+    _IN_WORDS["load", _e] = f"return bitcast<{_e}>(SLAB[i]);"
+    _IN_WORDS["store", _e] = "SLAB[i] = bitcast<u32>(v);"
+    _IN_QUADS["load", _e] = f"return bitcast<{_e}>(SLAB[i >> 2u][i & 3u]);"
+    _IN_QUADS["store", _e] = "SLAB[i >> 2u][i & 3u] = bitcast<u32>(v);"
+    _IN_QUADS["load", f"vec4<{_e}>"] = f"return bitcast<vec4<{_e}>>(SLAB[i]);"
+    _IN_QUADS["store", f"vec4<{_e}>"] = "SLAB[i] = bitcast<vec4<u32>>(v);"
+    _IN_QUADS["load", f"vec2<{_e}>"] = (
+        f"let w = SLAB[i >> 1u]; return bitcast<vec2<{_e}>>(select(w.xy, w.zw, (i & 1u) == 1u));"
+    )
+    _IN_QUADS["store", f"vec2<{_e}>"] = (
+        "let w = bitcast<vec2<u32>>(v); let c = (i & 1u) * 2u; SLAB[i >> 1u][c] = w.x; SLAB[i >> 1u][c + 1u] = w.y;"
+    )
+_IN_QUADS["load", "f16"] = (
+    "let h = unpack2x16float(SLAB[i >> 3u][(i >> 1u) & 3u]); return f16(select(h.x, h.y, (i & 1u) == 1u));"
+)
+_IN_QUADS["load", "vec4<f16>"] = (
+    "let w = SLAB[i >> 1u]; let h = select(w.xy, w.zw, (i & 1u) == 1u); "
+    "return vec4<f16>(vec4<f32>(unpack2x16float(h.x), unpack2x16float(h.y)));"
+)
+_IN_QUADS["store", "vec4<f16>"] = (
+    "let f = vec4<f32>(v); let c = (i & 1u) * 2u; "
+    "SLAB[i >> 1u][c] = pack2x16float(f.xy); SLAB[i >> 1u][c + 1u] = pack2x16float(f.zw);"
+)
+_BODIES = {"u32": _IN_WORDS, "vec4<u32>": _IN_QUADS}

@@ -1,0 +1,186 @@
+"""The persistent form of a plan: each section of its dispatches is one dispatch whose workgroups wait for each other.
+
+Pipelines and bind groups are the same for all sizes; the table of a section's stages and the parameters are written per
+size. A section whose temporaries exceed `MAX_SCRATCH` at some size stays dispatches there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from ..plan.numbers import Item, Shapes, compile_rows
+from ..plan.plan import OFFSET_ALIGN, Expr, Number, Plan, PlannedDispatch
+from .buffers import GpuBuffer
+from .device import Device
+from .merged_kernel import (
+    ARRIVES,
+    COUNTER_BYTES,
+    SPINS,
+    WAITS,
+    WAITS_LATE,
+    Body,
+    element_bytes,
+    merged_kernel,
+    stage_vectors,
+)
+from .native import Handle
+from .pipelines import ComputePipeline
+from .sections import Region, Section, placed, sections
+
+MAX_SCRATCH = 64 << 20  # bytes for the temporaries of a section
+
+
+class MergedDispatch(NamedTuple):
+    """A dispatch in the place of the dispatches `first` to `end`."""
+
+    first: int
+    end: int
+    pipeline: Handle
+    group: Handle
+    workgroups: int
+
+
+def counter_of(device: Device) -> GpuBuffer:
+    """Return the counter of arrivals. All merged dispatches of a device have it, so they never run side by side."""
+    if device.arrivals is None:
+        counter = device.buffer("arrivals", COUNTER_BYTES, "storage")
+        device.clear([counter])
+        device.arrivals = counter
+    return device.arrivals
+
+
+@dataclass(eq=False, slots=True)
+class _Table:
+    """The merged kernel of a section and its table of stages, without the offsets in the scratch buffer."""
+
+    section: Section
+    pipeline: ComputePipeline
+    image: np.ndarray  # uint32 (stages, words)
+    scratch: list[tuple[int, int, int, int]]  # stage, word, number of the region, bytes of an element
+    regions: list[list[Number]]  # for each region in the scratch buffer: its size is the largest of these
+    buffer: GpuBuffer
+    words: list[GpuBuffer]
+    syms: GpuBuffer | None
+    group: Handle | None = None
+    bound: GpuBuffer | None = None  # the scratch buffer of `group`
+
+
+class PersistentForm:
+    """The merged dispatches of one combination of choices. Callers hold the device's lock."""
+
+    def __init__(
+        self,
+        device: Device,
+        plan: Plan,
+        buffers: Sequence[GpuBuffer],
+        dispatches: Sequence[tuple[int, PlannedDispatch]],
+        outputs: set[int],
+    ) -> None:
+        self._device = device
+        self._buffers = buffers
+        self._scratch: GpuBuffer | None = None
+        self._tables: list[_Table] = []
+        for section in sections(plan, placed(plan, dispatches), outputs, buffers, device.target):
+            self._tables.append(self._table(plan, section))
+        numbers = [n for t in self._tables for sizes in t.regions for n in sizes]
+        rows = sorted({n.row for n in numbers if isinstance(n, Expr)})
+        self._place = {row: k for k, row in enumerate(rows)}
+        self._evaluate = compile_rows(plan.rows, rows)
+
+    @property
+    def buffers(self) -> list[GpuBuffer]:
+        """Return the buffers of its own."""
+        own = [t.buffer for t in self._tables]
+        return [*own, *([self._scratch] if self._scratch else []), *([counter_of(self._device)] if own else [])]
+
+    def at(self, shapes: Shapes, item: Item) -> tuple[list[MergedDispatch], list[tuple[GpuBuffer, np.ndarray]]]:
+        """Return the merged dispatches at these sizes, in order, and the contents of their tables."""
+        numbers = self._evaluate(shapes, item) if self._tables else ()
+        merged: list[MergedDispatch] = []
+        images: list[tuple[GpuBuffer, np.ndarray]] = []
+        for table in self._tables:
+            sizes = [
+                _rounded(max(int(numbers[self._place[n.row]]) if isinstance(n, Expr) else n for n in region))
+                for region in table.regions
+            ]
+            total = sum(sizes)
+            if total > min(MAX_SCRATCH, self._device.target.max_binding_bytes):
+                continue
+            scratch = self._room(total)
+            group = self._group(table, scratch)
+            image = table.image.copy()
+            # Later regions have lower addresses: what a kernel reads behind the end of one was written before.
+            offsets = scratch.nbytes - np.cumsum(sizes, dtype=np.int64)
+            for stage, word, region, nbytes in table.scratch:
+                image[stage, word] = offsets[region] // nbytes
+            section = table.section
+            merged.append(
+                MergedDispatch(section.first, section.end, table.pipeline.handle, group, self._device.resident)
+            )
+            images.append((table.buffer, image))
+        return merged, images
+
+    def _room(self, nbytes: int) -> GpuBuffer:
+        if self._scratch is None or self._scratch.nbytes < nbytes:
+            size = max(1 << 16, 1 << (nbytes - 1).bit_length())
+            self._scratch = self._device.buffer("scratch", min(size, self._device.target.max_binding_bytes), "storage")
+        return self._scratch
+
+    def _group(self, table: _Table, scratch: GpuBuffer) -> Handle:
+        if table.group is None or table.bound is not scratch:
+            wholes = [owner or scratch for owner, _ in table.section.slabs.values()]
+            bound = [*wholes, counter_of(self._device), table.buffer, *table.words]
+            bound += [table.syms] if table.syms else []
+            table.group = self._device.bind_group(table.pipeline, [(b, 0, b.nbytes) for b in bound])
+            table.bound = scratch
+        return table.group
+
+    def _table(self, plan: Plan, section: Section) -> _Table:
+        slots = {key: k for k, key in enumerate(section.slabs)}
+        words: dict[int, int] = {}  # parameter buffer → its number
+        bodies: dict[Body, int] = {}
+        regions: dict[Region, int] = {}
+        scratch: list[tuple[int, int, int, int]] = []
+        stride = max(stage_vectors(len(s.parts.storage)) for s in section.stages)
+        image = np.zeros((len(section.stages), 4 * stride), np.uint32)
+        syms = None
+        for number, stage in enumerate(section.stages):
+            d, count = stage.dispatch, len(stage.parts.storage)
+            slabs = []
+            for binding, (region, variable) in enumerate(zip(stage.regions, stage.parts.storage, strict=True)):
+                nbytes, buffer = element_bytes(variable.element), self._buffers[region.buffer]
+                owner = (buffer.slab or buffer) if region.outside else None
+                slabs.append(slots[id(owner)])
+                if region.outside:
+                    image[number, 4 + binding] = (buffer.offset + d.bindings[binding].offset) // nbytes
+                else:
+                    scratch.append((number, 4 + binding, regions.setdefault(region, len(regions)), nbytes))
+            params = d.bindings[count]
+            body = Body(plan.kernels[d.kernel], tuple(slabs), words.setdefault(params.buffer, len(words)))
+            flags = (WAITS_LATE if stage.parts.independent else WAITS) if stage.waits else 0
+            if number + 1 < len(section.stages) and section.stages[number + 1].waits:
+                flags |= ARRIVES
+            image[number, :3] = bodies.setdefault(body, len(bodies)), params.offset // 16, flags
+            if stage.parts.syms:
+                syms = self._buffers[d.bindings[count + 1].buffer]
+        device = self._device
+        params_of = [self._buffers[k] for k in words]
+        kernel = merged_kernel(
+            list(bodies),
+            [slab for _, slab in section.slabs.values()],
+            [b.nbytes for b in params_of],
+            len(section.stages),
+            device.api.dialect,
+            SPINS,
+        )
+        pipeline = device.pipeline(kernel)
+        buffer = device.buffer("stages", image.nbytes, "uniform")
+        return _Table(section, pipeline, image, scratch, [r.sizes for r in regions], buffer, params_of, syms)
+
+
+def _rounded(nbytes: int) -> int:
+    return -(-max(nbytes, 1) // OFFSET_ALIGN) * OFFSET_ALIGN
