@@ -22,7 +22,9 @@ TARGET = Target(max_binding_bytes=1000, max_buffer_bytes=2000)
 
 
 def places(buffers, apart=None, target=TARGET):
-    return [[(part.buffer.name, part.offset) for part in parts] for parts in layout(buffers, set(), apart or {}, target)]
+    return [
+        [(part.buffer.name, part.offset) for part in parts] for parts in layout(buffers, set(), apart or {}, target)
+    ]
 
 
 def buffers(role, *sizes):

@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Protocol
 
-from ..plan.plan import Kernel
+from ..plan.plan import INDEPENDENT, Kernel
 
-INDEPENDENT = "// independent of earlier stages until here"  # a line of a kernel: those before it load only weights
 _TOKEN = re.compile(
     r"//[^\n]*|\s+|[A-Za-z_]\w*|0[xX][0-9a-fA-F]+[iu]?|\d(?:[\w.]|(?<=[eE])[+-])*"
     r"|->|<<=|>>=|<<|>>|&&|\|\||==|!=|<=|>=|\+\+|--|[-+*/%&|^]=|."

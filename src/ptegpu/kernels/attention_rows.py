@@ -6,11 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..dtypes import DType
+from ..plan.plan import INDEPENDENT
 from ..plan.target import Target
 from ..sizes import cached
 from .attention import AttentionForm, module, workgroup_range
 from .attention_slices import MOST_SLICES, SPARE, RowVectors, Slices
-from .wgsl import ELEMENT_BYTES, INDEPENDENT, KernelSpec
+from .wgsl import ELEMENT_BYTES, KernelSpec
 
 MOST_ROWS = 8  # maximum rows of a workgroup
 MOST_QUERY_QUADS = 256  # maximum quads of a query in workgroup memory; longer queries are loaded again for every key

@@ -20,7 +20,7 @@ from .gemv import Gemv
 from .linear_q4_rows import along_k, merged
 from .matmul import GemmForm, module
 from .packing import RAW, Packing
-from .wgsl import INDEPENDENT, KernelSpec, Storage, build, u32s
+from .wgsl import KernelSpec, Storage, build, u32s
 
 COLUMNS = 4  # of a set at a time
 SMALLEST_SUBGROUP = 4  # lanes among which four sums are distributed
@@ -281,37 +281,35 @@ def _staged(walk: WalkForm, normed: bool) -> list[str]:
 
 
 def _multiplied(walk: WalkForm, weights: int, r: int) -> list[str]:
-    """Return lines that add a lane's block r of all columns times the digits of its elements to the sums."""
+    """Return lines that add a lane's block r of all columns times the digits of its elements to the sums.
+
+    One column follows the other, so that few registers are in use.
+    """
     packing, digits, blocks = walk.packing, walk.digits, walk.blocks
-    lines = [f"let unit = units[t{r}];"]
-    columns = [(w, c) for w in range(weights) for c in range(COLUMNS)]
     names = "xyzw"[: walk.layout.words] if walk.layout.words > 1 else ""
-    lines += [f"var d{d}_{w}_{c} = 0;" for w, c in columns for d in range(digits)]
+    lines = [f"let unit = units[t{r}];"]
     for i in range(walk.parts):
         lines.append(f"let x{i} = xs[{i * blocks}u + t{r}];")
         lines += [f"let low{i} = lows[{i * blocks}u + t{r}];"] if digits == 3 else []
-        for w, c in columns:
-            loaded = f"loaded{w}_{c}_{r}"
-            words = [f"{loaded}.{n}" for n in names] or [loaded]
+    for w, c in ((w, c) for w in range(weights) for c in range(COLUMNS)):
+        loaded = f"loaded{w}_{c}_{r}"
+        words = [f"{loaded}.{n}" for n in names] or [loaded]
+        lines += ["{", *(f"  var d{d} = 0;" for d in range(digits))]
+        for i in range(walk.parts):
             if packing.bits == 4:
                 first, second = f"{words[i]} & 0x0f0f0f0fu", f"({words[i]} >> 4u) & 0x0f0f0f0fu"
             else:
                 first, second = words[2 * i], words[2 * i + 1]
-            lines.append(f"let one{i}_{w}_{c} = {first}; let two{i}_{w}_{c} = {second};")
+            lines.append(f"  let one{i} = {first}; let two{i} = {second};")
             for d, pair in enumerate((("x", "y"), ("z", "w"), ("x", "y"))[:digits]):
                 x, y = (f"{'low' if d == 2 else 'x'}{i}.{n}" for n in pair)
-                lines.append(f"d{d}_{w}_{c} += dot4I8Packed(one{i}_{w}_{c}, {x}) + dot4I8Packed(two{i}_{w}_{c}, {y});")
-    for w, c in columns:
-        sums = [f"d{d}_{w}_{c}" for d in range(digits)]
+                lines.append(f"  d{d} += dot4I8Packed(one{i}, {x}) + dot4I8Packed(two{i}, {y});")
+        value = "d0 * 128 + d1"
         if packing.bits == 4:
-            value = (
-                f"f32({'(' * (digits - 2)}{sums[0]} * 128 + {sums[1]}{f') * 128 + {sums[2]}' if digits == 3 else ''})"
-            )
-        elif digits == 3:  # the sum of all digits may overflow
-            value = f"fma(f32({sums[0]}), 16384.0, f32({sums[1]} * 128 + {sums[2]}))"
-        else:
-            value = f"fma(f32({sums[0]}), 128.0, f32({sums[1]}))"
-        lines.append(f"sum{w}_{c} += scale{w}_{r}.{'xyzw'[c]} * fma({value}, unit.x, unit.y);")
+            value = f"f32(({value}) * 128 + d2)" if digits == 3 else f"f32({value})"
+        else:  # the sum of all digits may overflow
+            value = "fma(f32(d0), 16384.0, f32(d1 * 128 + d2))" if digits == 3 else "fma(f32(d0), 128.0, f32(d1))"
+        lines += [f"  sum{w}_{c} += scale{w}_{r}.{'xyzw'[c]} * fma({value}, unit.x, unit.y);", "}"]
     return lines
 
 

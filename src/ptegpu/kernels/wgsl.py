@@ -22,9 +22,6 @@ from ..dtypes import DType
 from ..plan.plan import Access, Feature, Kernel
 from ..plan.target import Target
 
-INDEPENDENT = (
-    "// independent of earlier stages until here"  # a line of a body: what comes before it reads only constants
-)
 SYM_VECTORS = 64  # vec4s in the uniform of symbolic ints: 256 words
 
 COMPUTE = {
