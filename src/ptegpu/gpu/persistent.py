@@ -174,7 +174,6 @@ class PersistentForm:
             [slab for _, slab in section.slabs.values()],
             [b.nbytes for b in params_of],
             len(section.stages),
-            device.api.dialect,
             SPINS,
         )
         pipeline = device.pipeline(kernel)
