@@ -119,7 +119,7 @@ def parts_of(kernel: Kernel) -> KernelParts:
     names = {name: kind for name, (kind, _) in declared.items() if name in used}
     declarations = [tokens for name, (_, tokens) in declared.items() if name in used]
     uses, variables = _Uses(), {name for name, _ in storage.values()}
-    rewriter = Rewriter(names, variables, {}, body, uses, "")
+    rewriter = Rewriter(names, variables | {name for name, _, _ in shared}, {}, body, uses, "")
     for tokens in (*declarations, body):
         rewriter.rewrite(tokens)
     return KernelParts(
@@ -285,8 +285,11 @@ class Rewriter:
         return f"{text}({record}{'' if self._tokens[inside] == ')' else ', '}", after + 1
 
     def _element(self, i: int, opening: int) -> tuple[str, int]:
-        """Rewrite an element of a binding, and the assignment to it."""
+        """Rewrite an element of an array, and the assignment to it."""
         name = self._tokens[i]
+        before = [t for t in self._tokens[max(0, i - 4) : i] if t.strip()]
+        if before[-1:] == ["&"] and before[-2:-1] and before[-2] in ("(", ",", "=", "return"):
+            raise Unmergeable(f"the address of {name} is taken")
         if opening >= len(self._tokens) or self._tokens[opening] != "[":
             raise Unmergeable(f"{name} is not indexed")
         closing = self._matching(opening)

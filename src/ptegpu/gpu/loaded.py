@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -133,6 +134,7 @@ class RecordedSteps:
     outputs: tuple[Port | Number, ...]  # shapes are plain
     images: list[tuple[GpuBuffer, np.ndarray]]  # of buffers to be written first: of parameters, and of stages
     touched: list[GpuBuffer]  # other than the plan's
+    compiling: PersistentForm | None  # not compiled yet
     layouts: dict[tuple[int, ...] | None, StagingLayout] = field(default_factory=dict)  # by the outputs to read
 
     def layout(self, read: tuple[int, ...] | None) -> StagingLayout:
@@ -194,13 +196,23 @@ class LoadedPlan:
     def warm(self) -> None:
         """Compile and bind the kernels for all sizes."""
         self._launches([c for family in self.plan.families for choices in family.steps for c in choices])
+        for combined in self.combined.values():
+            if combined.persistent is not None:
+                combined.persistent.wait()
+
+    def combine_at(self, points: Points) -> None:
+        """Combine the choices at these points, so that their merged kernels are compiled in the background."""
+        if self.device.resident:
+            for point in points or ([] if self.plan.rows else [{}]):
+                with suppress(Unplanned):
+                    self._combined_at(sizes_at(self.plan.inputs, point), lambda _input, _element: 0)
 
     def resolve(self, inputs: Sequence[Argument]) -> ResolvedRun:
         """Return the run of these inputs; raise Unplanned if the plan does not hold at their sizes."""
         shapes, item = sizes_of(inputs)
         resolver, recorded = self.resolver, self.recorded
         key = resolver.key(shapes, item)
-        if recorded is None or recorded.key != key:
+        if recorded is None or recorded.key != key or (recorded.compiling and recorded.compiling.compiled):
             with self.device.lock:
                 recorded = self.recorded = self._resolve(key, shapes, item)
         return ResolvedRun(recorded, resolver.words_at(shapes, item) if resolver.words else {}, shapes, item)
@@ -257,17 +269,22 @@ class LoadedPlan:
             launches.append(Launch(pipeline, self.groups[bound], dispatch))
         return launches
 
-    def _resolve(self, key: tuple[Any, ...], shapes: Shapes, item: Item) -> RecordedSteps:
+    def _combined_at(self, shapes: Shapes, item: Item) -> tuple[PlanPoint, CombinedLaunches]:
+        """Return what runs at these sizes."""
         plan = self.plan
         if any(outgrows(shape, declared) for shape, declared in zip(shapes, plan.inputs)):
             raise Unplanned(f"plan {plan.name} has no room for {list(shapes)}")
         at = self.resolver.at(shapes, item)
         if at is None:
             raise Unplanned(f"plan {plan.name} does not hold for {list(shapes)}")
+        if refusal := plan.families[at.family].refusal:
+            raise _refused(plan, shapes, refusal)
+        return at, self.combined.get((at.family, at.switches)) or self._combine(at, shapes)
+
+    def _resolve(self, key: tuple[Any, ...], shapes: Shapes, item: Item) -> RecordedSteps:
+        plan = self.plan
+        at, combined = self._combined_at(shapes, item)
         family = plan.families[at.family]
-        if family.refusal:
-            raise _refused(plan, shapes, family.refusal)
-        combined = self.combined.get((at.family, at.switches)) or self._combine(at, shapes)
         separate, largest = combined.steps(at)
         if largest > self.device.target.max_groups:
             most = self.device.target.max_groups
@@ -281,11 +298,12 @@ class LoadedPlan:
             outputs.append(o)
         images = list(zip([self.buffers[k] for k in self.params], combined.images(plan, at), strict=False))
         if combined.persistent is None:
-            return RecordedSteps(key, at, separate, separate, tuple(outputs), images, [])
+            return RecordedSteps(key, at, separate, separate, tuple(outputs), images, [], None)
+        compiling = None if combined.persistent.compiled else combined.persistent
         merged, tables = combined.persistent.at(shapes, item)
         steps, _ = combined.steps(at, merged)
         touched = combined.persistent.buffers
-        return RecordedSteps(key, at, steps, separate, tuple(outputs), images + tables, touched)
+        return RecordedSteps(key, at, steps, separate, tuple(outputs), images + tables, touched, compiling)
 
     def _combine(self, at: PlanPoint, shapes: Shapes) -> CombinedLaunches:
         """Compile and bind a combination of choices when it is first taken."""

@@ -14,10 +14,9 @@ kernel's bindings in their slabs, each in elements of its own type. Names that b
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
-from ..plan.directives import Dialect
 from ..plan.plan import Access, Feature, Kernel
 from .kernel_text import KernelParts, Rewriter, StorageVariable, Unmergeable, parts_of
 
@@ -64,22 +63,50 @@ def element_bytes(element: str) -> int:
     return (lanes + lanes % 2 * (lanes > 1)) * (2 if "f16" in element else 4)
 
 
-def shared_arrays(parts: Sequence[KernelParts]) -> dict[str, list[int]]:
-    """Return the counts of workgroup arrays by type, for bodies that run one after another."""
-    counts: dict[str, list[int]] = {}
+def _width(element: str) -> str:
+    """Return the type that stands for all types of this size in workgroup memory."""
+    return re.sub("f32|i32", "u32", element)
+
+
+@dataclass(slots=True)
+class SharedArrays:
+    """The workgroup arrays of elements of one size. Bodies run one after another, so all use the same arrays."""
+
+    elements: set[str] = field(default_factory=set)
+    counts: list[int] = field(default_factory=list)  # of each array
+
+    @property
+    def element(self) -> str:
+        return next(iter(self.elements)) if len(self.elements) == 1 else _width(next(iter(self.elements)))
+
+    @property
+    def nbytes(self) -> int:
+        return sum(-(-element_bytes(self.element) * n // 16) * 16 for n in self.counts)
+
+
+def shared_arrays(parts: Sequence[KernelParts]) -> dict[str, SharedArrays]:
+    """Return the workgroup arrays that serve all bodies, by width."""
+    arrays: dict[str, SharedArrays] = {}
     for p in parts:
-        for element in dict.fromkeys(e for _, e, _ in p.shared):
-            own = [count for _, e, count in p.shared if e == element]
-            common = counts.setdefault(element, [])
-            common += [0] * (len(own) - len(common))
-            for k, count in enumerate(own):
-                common[k] = max(common[k], count)
-    return counts
+        for width, own in _by_width(p).items():
+            common = arrays.setdefault(width, SharedArrays())
+            common.elements |= {element for _, element, _ in own}
+            longer, shorter = sorted([common.counts, [n for _, _, n in own]], key=len, reverse=True)
+            common.counts = [*map(max, longer, shorter), *longer[len(shorter) :]]
+    return arrays
+
+
+def _by_width(parts: KernelParts) -> dict[str, list[tuple[str, str, int]]]:
+    """Return the workgroup arrays of a kernel, the longest first."""
+    groups: dict[str, list[tuple[str, str, int]]] = {}
+    for array in sorted(parts.shared, key=lambda a: -a[2]):
+        groups.setdefault(_width(array[1]), []).append(array)
+    return groups
 
 
 def shared_bytes(parts: Sequence[KernelParts]) -> int:
     """Return the workgroup memory of a merged kernel with these bodies, with a word for waits."""
-    return 16 + sum(-(-element_bytes(e) * n // 16) * 16 for e, ns in shared_arrays(parts).items() for n in ns)
+    return 16 + sum(arrays.nbytes for arrays in shared_arrays(parts).values())
 
 
 def merged_kernel(
@@ -87,7 +114,6 @@ def merged_kernel(
     slabs: Sequence[Slab],
     words: Sequence[int],
     stages: int,
-    dialect: Dialect,
     spins: int,
 ) -> Kernel:
     """Return the kernel; `words` are the bytes of the parameter buffers.
@@ -114,16 +140,16 @@ def merged_kernel(
         bind("uniform" if count else "read", f"{mode}> m_words{k}: array<vec4<u32>{count}>")
     if syms := max(p.syms for p in parts):
         bind("uniform", f"uniform> syms: array<vec4<i32>, {syms}>")
-    counts = shared_arrays(parts)
-    for element, lengths in counts.items():
-        for k, length in enumerate(lengths):
-            lines.append(f"var<workgroup> {_shared(element, k)}: array<{element}, {length}>;")
+    shared = shared_arrays(parts)
+    for width, arrays in shared.items():
+        for k, length in enumerate(arrays.counts):
+            lines.append(f"var<workgroup> {_shared(width, k)}: array<{arrays.element}, {length}>;")
     lines.append("var<workgroup> m_arrivals: u32;")
     lines.append(_WAIT.replace("SPINS", f"{spins}u").replace("GAVE_UP", f"{GAVE_UP}u"))
     helpers: dict[str, str] = {}
     cases: list[str] = []
     for k, (body, p) in enumerate(zip(bodies, parts, strict=True)):
-        text = _BodyText(k, body, p, [slab.element for slab in slabs], dialect, helpers)
+        text = _BodyText(k, body, p, [slab.element for slab in slabs], shared, helpers)
         lines += text.declarations()
         cases.append(text.case(stride))
     lines += helpers.values()
@@ -206,18 +232,22 @@ class _BodyText:
         body: Body,
         parts: KernelParts,
         elements: Sequence[str],
-        dialect: Dialect,
+        shared: Mapping[str, SharedArrays],
         helpers: dict[str, str],
     ) -> None:
         self._body, self._parts, self._elements = body, parts, elements
-        self._prefix, self._number, self._dialect, self._helpers = f"m_k{number}_", number, dialect, helpers
+        self._prefix, self._number, self._helpers = f"m_k{number}_", number, helpers
         self._places = {v.name: k for k, v in enumerate(parts.storage)}
-        counts: dict[str, int] = {}
         renamed: dict[str, str] = {}
-        for name, element, _ in parts.shared:
-            renamed[name] = _shared(element, counts.setdefault(element, 0))
-            counts[element] += 1
-        self._rewriter = Rewriter(parts.names, set(self._places), renamed, parts.body, self, self._prefix)
+        self._shared: dict[str, tuple[str, str, str]] = {}  # arrays of other types: name → type, array, its type
+        for width, own in _by_width(parts).items():
+            for k, (name, element, _) in enumerate(own):
+                if element == shared[width].element:
+                    renamed[name] = _shared(width, k)
+                else:
+                    self._shared[name] = element, _shared(width, k), shared[width].element
+        rewritten = {*self._places, *self._shared}
+        self._rewriter = Rewriter(parts.names, rewritten, renamed, parts.body, self, self._prefix)
 
     def declarations(self) -> list[str]:
         p, prefix = self._parts, self._prefix
@@ -246,23 +276,34 @@ class _BodyText:
       }}"""
 
     def place(self, name: str, index: str) -> str:
+        if name in self._shared:
+            return ""
         k = self._places[name]
         if self._elements[self._body.slabs[k]] != self._parts.storage[k].element:
             return ""
         return f"m_slab{self._body.slabs[k]}[m_stage.b{k} + u32({index})]"
 
     def load(self, name: str, index: str) -> str:
+        if name in self._shared:
+            element, array, _ = self._shared[name]
+            return f"bitcast<{element}>({array}[{index}])"
         k = self._places[name]
         return f"{self._helper(self._parts.storage[k], k, 'load')}(m_stage.b{k} + u32({index}))"
 
     def store(self, name: str, index: str, path: str, value: str) -> str:
+        if name in self._shared:
+            element, array, common = self._shared[name]
+            if path:
+                element, common = (re.sub(r"vec\d<(.*)>", r"\1", t) for t in (element, common))
+            return f"{array}[{index}]{path} = bitcast<{common}>({element}({value}))"
         k = self._places[name]
         variable, slab = self._parts.storage[k], self._body.slabs[k]
         if not path:
             return f"{self._helper(variable, k, 'store')}(m_stage.b{k} + u32({index}), {value})"
         if not variable.element.startswith("vec4") or "f16" in variable.element:
             raise Unmergeable(f"a part of {variable.element} is stored")
-        return f"m_slab{slab}[m_stage.b{k} + u32({index})]{path} = bitcast<u32>({value})"
+        scalar = variable.element[5:-1]
+        return f"m_slab{slab}[m_stage.b{k} + u32({index})]{path} = bitcast<u32>({scalar}({value}))"
 
     def param(self, name: str) -> str:
         word, kind = self._parts.params[name]

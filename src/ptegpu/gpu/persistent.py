@@ -1,17 +1,20 @@
 """The persistent form of a plan: each section of its dispatches is one dispatch whose workgroups wait for each other.
 
 Pipelines and bind groups are the same for all sizes; the table of a section's stages and the parameters are written per
-size. A section whose temporaries exceed `MAX_SCRATCH` at some size stays dispatches there.
+size. A section whose temporaries exceed `MAX_SCRATCH` at some size stays dispatches there. So does every section until
+its kernel is compiled, in another thread, or if the driver cannot compile it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
+from ..errors import KernelError
 from ..plan.numbers import Item, Shapes, compile_rows
 from ..plan.plan import OFFSET_ALIGN, Expr, Number, Plan, PlannedDispatch
 from .buffers import GpuBuffer
@@ -30,6 +33,7 @@ from .merged_kernel import (
 from .native import Handle
 from .pipelines import ComputePipeline
 from .sections import Region, Section, placed, sections
+from .threads import ThreadJob
 
 MAX_SCRATCH = 64 << 20  # bytes for the temporaries of a section
 
@@ -58,7 +62,7 @@ class _Table:
     """The merged kernel of a section and its table of stages, without the offsets in the scratch buffer."""
 
     section: Section
-    pipeline: ComputePipeline
+    compiling: ThreadJob[list[ComputePipeline]]
     image: np.ndarray  # uint32 (stages, words)
     scratch: list[tuple[int, int, int, int]]  # stage, word, number of the region, bytes of an element
     regions: list[list[Number]]  # for each region in the scratch buffer: its size is the largest of these
@@ -67,6 +71,13 @@ class _Table:
     syms: GpuBuffer | None
     group: Handle | None = None
     bound: GpuBuffer | None = None  # the scratch buffer of `group`
+
+    @property
+    def pipeline(self) -> ComputePipeline | None:
+        if self.compiling.done:
+            with suppress(KernelError):
+                return self.compiling.result()[0]
+        return None
 
 
 class PersistentForm:
@@ -97,12 +108,24 @@ class PersistentForm:
         own = [t.buffer for t in self._tables]
         return [*own, *([self._scratch] if self._scratch else []), *([counter_of(self._device)] if own else [])]
 
+    @property
+    def compiled(self) -> bool:
+        return all(t.compiling.done for t in self._tables)
+
+    def wait(self) -> None:
+        """Wait until all kernels are compiled."""
+        for table in self._tables:
+            table.compiling.wait()
+
     def at(self, shapes: Shapes, item: Item) -> tuple[list[MergedDispatch], list[tuple[GpuBuffer, np.ndarray]]]:
         """Return the merged dispatches at these sizes, in order, and the contents of their tables."""
         numbers = self._evaluate(shapes, item) if self._tables else ()
         merged: list[MergedDispatch] = []
         images: list[tuple[GpuBuffer, np.ndarray]] = []
         for table in self._tables:
+            pipeline = table.pipeline
+            if pipeline is None:
+                continue
             sizes = [
                 _rounded(max(int(numbers[self._place[n.row]]) if isinstance(n, Expr) else n for n in region))
                 for region in table.regions
@@ -111,16 +134,14 @@ class PersistentForm:
             if total > min(MAX_SCRATCH, self._device.target.max_binding_bytes):
                 continue
             scratch = self._room(total)
-            group = self._group(table, scratch)
+            group = self._group(table, pipeline, scratch)
             image = table.image.copy()
             # Later regions have lower addresses: what a kernel reads behind the end of one was written before.
             offsets = scratch.nbytes - np.cumsum(sizes, dtype=np.int64)
             for stage, word, region, nbytes in table.scratch:
                 image[stage, word] = offsets[region] // nbytes
             section = table.section
-            merged.append(
-                MergedDispatch(section.first, section.end, table.pipeline.handle, group, self._device.resident)
-            )
+            merged.append(MergedDispatch(section.first, section.end, pipeline.handle, group, self._device.resident))
             images.append((table.buffer, image))
         return merged, images
 
@@ -130,12 +151,12 @@ class PersistentForm:
             self._scratch = self._device.buffer("scratch", min(size, self._device.target.max_binding_bytes), "storage")
         return self._scratch
 
-    def _group(self, table: _Table, scratch: GpuBuffer) -> Handle:
+    def _group(self, table: _Table, pipeline: ComputePipeline, scratch: GpuBuffer) -> Handle:
         if table.group is None or table.bound is not scratch:
             wholes = [owner or scratch for owner, _ in table.section.slabs.values()]
             bound = [*wholes, counter_of(self._device), table.buffer, *table.words]
             bound += [table.syms] if table.syms else []
-            table.group = self._device.bind_group(table.pipeline, [(b, 0, b.nbytes) for b in bound])
+            table.group = self._device.bind_group(pipeline, [(b, 0, b.nbytes) for b in bound])
             table.bound = scratch
         return table.group
 
@@ -174,12 +195,11 @@ class PersistentForm:
             [slab for _, slab in section.slabs.values()],
             [b.nbytes for b in params_of],
             len(section.stages),
-            device.api.dialect,
             SPINS,
         )
-        pipeline = device.pipeline(kernel)
+        compiling = device.compile_kernels([kernel])
         buffer = device.buffer("stages", image.nbytes, "uniform")
-        return _Table(section, pipeline, image, scratch, [r.sizes for r in regions], buffer, params_of, syms)
+        return _Table(section, compiling, image, scratch, [r.sizes for r in regions], buffer, params_of, syms)
 
 
 def _rounded(nbytes: int) -> int:

@@ -75,6 +75,7 @@ class Session:
                 loaded.pipelines = dict(zip(kernels, pipelines, strict=True))
                 if not plan.rows:
                     loaded.warm()
+                loaded.combine_at(points)
             except BaseException:
                 compiling.dropped = True
                 self._store.drop([buffer.name for buffer in missing])
