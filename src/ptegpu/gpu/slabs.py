@@ -37,7 +37,10 @@ def layout(
     limit = slab_bytes(target)
     made: list[list[Part]] = []
     slabs: dict[str, list[list[Part]]] = {"constant": [], "state": [], "derived": []}
-    for buffer in buffers:
+    small_first = sorted(
+        buffers, key=lambda b: b.nbytes if b.name in derived else 0
+    )  # together, if there are many slabs
+    for buffer in small_first:
         role = "derived" if buffer.name in derived else buffer.role
         candidates, others = slabs.get(role, []), apart.get(buffer.name, set())
         for slab in candidates:
