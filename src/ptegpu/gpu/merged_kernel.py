@@ -144,7 +144,7 @@ def merged_kernel(
     for width, arrays in shared.items():
         for k, length in enumerate(arrays.counts):
             lines.append(f"var<workgroup> {_shared(width, k)}: array<{arrays.element}, {length}>;")
-    lines.append("var<workgroup> m_arrivals: u32;")
+    lines.append("var<workgroup> m_passed: u32;")
     lines.append(_WAIT.replace("SPINS", f"{spins}u").replace("GAVE_UP", f"{GAVE_UP}u"))
     helpers: dict[str, str] = {}
     cases: list[str] = []
@@ -170,14 +170,11 @@ _WAIT = """fn m_wait(lid: u32, goal: u32) -> bool {
   if (lid == 0u) {
     var arrivals = atomicLoad(&m_counter[0]);
     for (var looks = 0u; arrivals < goal && looks < SPINS; looks++) { arrivals = atomicLoad(&m_counter[0]); }
-    if (arrivals < goal) {
-      atomicMax(&m_counter[0], GAVE_UP);
-      arrivals = GAVE_UP;
-    }
-    m_arrivals = arrivals;
+    if (arrivals < goal) { atomicMax(&m_counter[0], GAVE_UP); }
+    m_passed = select(GAVE_UP, goal, arrivals >= goal && arrivals < GAVE_UP);
   }
   storageBarrier();
-  return workgroupUniformLoad(&m_arrivals) < GAVE_UP;
+  return workgroupUniformLoad(&m_passed) < GAVE_UP;
 }"""
 
 _MAIN = """@compute @workgroup_size({T})
@@ -196,7 +193,9 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(num_workgroups) nwg: vec
       default: {{}}
     }}
     if ((head.z & 4u) != 0u) {{
-      if (workgroupUniformLoad(&m_arrivals) >= GAVE_UP) {{ break; }}
+      let passed = workgroupUniformLoad(&m_passed);
+      if (passed >= GAVE_UP) {{ break; }}
+      if (passed != goal) {{ if (!m_wait(lid, goal)) {{ break; }} }}
     }}
     if ((head.z & 2u) != 0u) {{
       storageBarrier();

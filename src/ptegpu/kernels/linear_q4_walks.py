@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..dtypes import DType
+from ..plan.plan import INDEPENDENT
 from ..plan.target import Target
 from ..sizes import cached
 from .attention import Merge
