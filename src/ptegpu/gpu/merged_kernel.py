@@ -13,7 +13,9 @@ kernel's bindings in their slabs, each in elements of its own type. Names that b
 
 from __future__ import annotations
 
+import math
 import re
+import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -35,6 +37,7 @@ class Body:
     kernel: Kernel
     slabs: tuple[int, ...]
     words: int
+    constants: tuple[tuple[int, int], ...] = ()  # words of the parameters that are the same in all stages, and values
 
 
 @dataclass(slots=True)
@@ -236,6 +239,13 @@ class _BodyText:
     ) -> None:
         self._body, self._parts, self._elements = body, parts, elements
         self._prefix, self._number, self._helpers = f"m_k{number}_", number, helpers
+        self._constants: dict[str, str] = {}  # parameters, in the record, with their values
+        values = dict(body.constants)
+        for name, (word, kind) in parts.params.items():
+            value = values.get(word)
+            if value is None or (kind == "f32" and not math.isfinite(struct.unpack("f", struct.pack("I", value))[0])):
+                continue
+            self._constants[name] = f"{value}u" if kind == "u32" else f"bitcast<{kind}>({value}u)"
         self._places = {v.name: k for k, v in enumerate(parts.storage)}
         renamed: dict[str, str] = {}
         self._shared: dict[str, tuple[str, str, str]] = {}  # arrays of other types: name → type, array, its type
@@ -251,6 +261,7 @@ class _BodyText:
     def declarations(self) -> list[str]:
         p, prefix = self._parts, self._prefix
         fields = "".join(f" b{k}: u32," for k in range(len(p.storage)))
+        fields += "".join(f" c_{name}: {p.params[name][1]}," for name in self._constants)
         lines = [f"struct {prefix}Stage {{ p: u32,{fields} }}"]
         lines += [self._rewriter.rewrite(tokens).strip() for tokens in p.declarations]
         late = "m_pending: u32, " if p.independent else ""
@@ -261,7 +272,7 @@ class _BodyText:
     def case(self, stride: int) -> str:
         p = self._parts
         places = [f"m_table[at + {1 + k // 4}u].{'xyzw'[k % 4]}" for k in range(len(p.storage))]
-        record = f"{self._prefix}Stage({', '.join(['head.y', *places])})"
+        record = f"{self._prefix}Stage({', '.join(['head.y', *places, *self._constants.values()])})"
         late = "m_pending, " if p.independent else ""
         call = f"{self._prefix}main(record, {late}group, lid{''.join(f', {n}' for n in p.builtins)});"
         m_pending = "var m_pending = select(0u, goal, (head.z & 4u) != 0u);" if p.independent else ""
@@ -269,7 +280,7 @@ class _BodyText:
         after += "workgroupBarrier(); " if p.shared else ""
         return f"""      case {self._number}u: {{
         let record = {record};
-        let groups = m_words{self._body.words}[head.y].x;
+        let groups = {self._constants.get("groups") or f"m_words{self._body.words}[head.y].x"};
         {m_pending}
         for (var group = wid.x; group < groups; group += nwg.x) {{ {call} {after}}}
       }}"""
@@ -305,6 +316,8 @@ class _BodyText:
         return f"m_slab{slab}[m_stage.b{k} + u32({index})]{path} = bitcast<u32>({scalar}({value}))"
 
     def param(self, name: str) -> str:
+        if name in self._constants:
+            return f"m_stage.c_{name}"
         word, kind = self._parts.params[name]
         text = f"m_words{self._body.words}[m_stage.p + {word // 4}u].{'xyzw'[word % 4]}"
         return text if kind == "u32" else f"bitcast<{kind}>({text})"

@@ -1,7 +1,7 @@
 """The persistent form of a plan: each section of its dispatches is one dispatch whose workgroups wait for each other.
 
 Pipelines and bind groups are the same for all sizes; the table of a section's stages and the parameters are written per
-size. A section whose temporaries exceed `MAX_SCRATCH` at some size stays dispatches there. So does every section until
+size. Where temporaries exceed `MAX_SCRATCH` or a stage `MOST_GROUPS`, a section stays dispatches. So does every section until
 its kernel is compiled, in another thread, or if the driver cannot compile it.
 """
 
@@ -32,10 +32,11 @@ from .merged_kernel import (
 )
 from .native import Handle
 from .pipelines import ComputePipeline
-from .sections import Region, Section, placed, sections
+from .sections import Region, Section, Stage, placed, sections
 from .threads import ThreadJob
 
 MAX_SCRATCH = 64 << 20  # bytes for the temporaries of a section
+MOST_GROUPS = 4  # of a stage, for each resident workgroup; a larger one fills the GPU as a dispatch of its own
 
 
 class MergedDispatch(NamedTuple):
@@ -98,6 +99,7 @@ class PersistentForm:
         for section in sections(plan, placed(plan, dispatches), outputs, buffers, device.target):
             self._tables.append(self._table(plan, section))
         numbers = [n for t in self._tables for sizes in t.regions for n in sizes]
+        numbers += [n for t in self._tables for stage in t.section.stages for n in stage.dispatch.grid]
         rows = sorted({n.row for n in numbers if isinstance(n, Expr)})
         self._place = {row: k for k, row in enumerate(rows)}
         self._evaluate = compile_rows(plan.rows, rows)
@@ -120,16 +122,20 @@ class PersistentForm:
     def at(self, shapes: Shapes, item: Item) -> tuple[list[MergedDispatch], list[tuple[GpuBuffer, np.ndarray]]]:
         """Return the merged dispatches at these sizes, in order, and the contents of their tables."""
         numbers = self._evaluate(shapes, item) if self._tables else ()
+
+        def number(n: Number) -> int:
+            return int(numbers[self._place[n.row]]) if isinstance(n, Expr) else n
+
         merged: list[MergedDispatch] = []
         images: list[tuple[GpuBuffer, np.ndarray]] = []
         for table in self._tables:
             pipeline = table.pipeline
             if pipeline is None:
                 continue
-            sizes = [
-                _rounded(max(int(numbers[self._place[n.row]]) if isinstance(n, Expr) else n for n in region))
-                for region in table.regions
-            ]
+            grids = ([number(n) for n in stage.dispatch.grid] for stage in table.section.stages)
+            if max(x * y for x, y in grids) > MOST_GROUPS * self._device.resident:
+                continue
+            sizes = [_rounded(max(map(number, region))) for region in table.regions]
             total = sum(sizes)
             if total > min(MAX_SCRATCH, self._device.target.max_binding_bytes):
                 continue
@@ -163,7 +169,7 @@ class PersistentForm:
     def _table(self, plan: Plan, section: Section) -> _Table:
         slots = {key: k for k, key in enumerate(section.slabs)}
         words: dict[int, int] = {}  # parameter buffer → its number
-        bodies: dict[Body, int] = {}
+        keys: list[tuple[int, tuple[int, ...], int]] = []  # of stages: those with the same one share a body
         regions: dict[Region, int] = {}
         scratch: list[tuple[int, int, int, int]] = []
         stride = max(stage_vectors(len(s.parts.storage)) for s in section.stages)
@@ -181,25 +187,46 @@ class PersistentForm:
                 else:
                     scratch.append((number, 4 + binding, regions.setdefault(region, len(regions)), nbytes))
             params = d.bindings[count]
-            body = Body(plan.kernels[d.kernel], tuple(slabs), words.setdefault(params.buffer, len(words)))
+            keys.append((d.kernel, tuple(slabs), words.setdefault(params.buffer, len(words))))
             flags = (WAITS_LATE if stage.parts.independent else WAITS) if stage.waits else 0
             if number + 1 < len(section.stages) and section.stages[number + 1].waits:
                 flags |= ARRIVES
-            image[number, :3] = bodies.setdefault(body, len(bodies)), params.offset // 16, flags
+            image[number, 1:3] = params.offset // 16, flags
             if stage.parts.syms:
                 syms = self._buffers[d.bindings[count + 1].buffer]
+        bodies: dict[tuple[int, tuple[int, ...], int], Body] = {}
+        for key in dict.fromkeys(keys):
+            stages = [stage for stage, own in zip(section.stages, keys, strict=True) if own == key]
+            kernel, slabs_of, words_of = key
+            bodies[key] = Body(plan.kernels[kernel], slabs_of, words_of, _constants(plan, stages))
+        image[:, 0] = [list(bodies).index(key) for key in keys]
         device = self._device
         params_of = [self._buffers[k] for k in words]
-        kernel = merged_kernel(
-            list(bodies),
+        merged = merged_kernel(
+            list(bodies.values()),
             [slab for _, slab in section.slabs.values()],
             [b.nbytes for b in params_of],
             len(section.stages),
             SPINS,
         )
-        compiling = device.compile_kernels([kernel])
+        compiling = device.compile_kernels([merged])
         buffer = device.buffer("stages", image.nbytes, "uniform")
         return _Table(section, compiling, image, scratch, [r.sizes for r in regions], buffer, params_of, syms)
+
+
+def _constants(plan: Plan, stages: Sequence[Stage]) -> tuple[tuple[int, int], ...]:
+    """Return the words of parameters that are the same in all of these stages at all sizes, and their values."""
+    images = iter(plan.params)
+    params = {k: np.frombuffer(next(images), np.uint32) for k, b in enumerate(plan.buffers) if b.role == "params"}
+    common: dict[int, int] = {}
+    for number, stage in enumerate(stages):
+        bound = stage.dispatch.bindings[len(stage.parts.storage)]
+        first = bound.offset // 4
+        own = dict(enumerate(params[bound.buffer][first : first + bound.nbytes // 4].tolist()))
+        for patch in stage.dispatch.patches:
+            own.pop(patch.word - first, None)
+        common = own if number == 0 else {word: v for word, v in common.items() if own.get(word) == v}
+    return tuple(common.items())
 
 
 def _rounded(nbytes: int) -> int:
