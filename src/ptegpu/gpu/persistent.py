@@ -1,8 +1,8 @@
 """The persistent form of a plan: each section of its dispatches is one dispatch whose workgroups wait for each other.
 
 Pipelines and bind groups are the same for all sizes; the table of a section's stages and the parameters are written per
-size. Where temporaries exceed `MAX_SCRATCH` or a stage `MOST_GROUPS`, a section stays dispatches. So does every section until
-its kernel is compiled, in another thread, or if the driver cannot compile it.
+size. Where temporaries exceed `MAX_SCRATCH` or a stage `MOST_GROUPS`, a section stays dispatches; so does every section
+until its kernel is compiled, in another thread, or if the driver cannot compile it.
 """
 
 from __future__ import annotations
