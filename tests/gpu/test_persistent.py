@@ -181,6 +181,9 @@ def test_a_run_that_gave_up_says_so_until_the_counter_is_reset(waiting):
         waiting.clear([counter])
         np.testing.assert_array_equal(good, session.run(loaded, [X])[0])
         assert bytes(16) == waiting.read(counter, 16)
+        waiting.resident = 0  # as after a run that gave up
+        waiting.write(counter, pack("<4I", GAVE_UP, 0, 0, 0))
+        assert not loaded.resolve([X]).recorded.waits
 
 
 # --- which dispatches are merged
