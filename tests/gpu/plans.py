@@ -163,6 +163,12 @@ def summed() -> Plan:
     return replace(plan, name="summed", buffers=(*STATES, *plan.buffers[2:]), blobs=FIRST)
 
 
+def stored() -> Plan:
+    """p = x"""
+    buffers = (*STATES, Buffer("x", NBYTES, "input"))
+    return fixed("stored", buffers, (), (), (Copy(2, 0, NBYTES),), (f32("x", 2),), (f32("p", 0),), blobs=FIRST)
+
+
 def moved(by: str = "dispatch") -> Plan:
     """q = p + x, between states that `summed` has too, by a dispatch or a copy (x is 0 then)."""
     dispatches = (PlannedDispatch(0, whole(2, 0, 1), (1, 1), "q"),) if by == "dispatch" else ()

@@ -10,6 +10,7 @@ from tests.gpu import plans
 
 from ptegpu.errors import OutOfMemory, SubmitError
 from ptegpu.gpu import Session, SharedConstants
+from ptegpu.gpu.recording import Recording
 from ptegpu.gpu.slabs import conflicts, layout
 from ptegpu.plan.plan import Buffer
 from ptegpu.plan.target import Target
@@ -156,18 +157,22 @@ def test_states_that_meet_in_a_plan(session, by):
     np.testing.assert_array_equal(P + P + x, session.run(session.prepare(plans.summed()), [])[0])
 
 
+@pytest.mark.parametrize("order", [(0, 1, 2), (1, 0, 2)])
 @pytest.mark.parametrize("by", ["dispatch", "copy"])
-def test_states_that_meet_in_a_later_plan(session, by):
-    summed = session.prepare(plans.summed())
-    assert summed.buffers[0].handle is summed.buffers[1].handle
-    session.device.write(summed.buffers[0], bytes(ONES))
-    held = session.start(summed, [], hold=True)
-    (resident,) = session.run(summed, [], read=[])
+def test_states_that_meet_in_a_later_plan(session, by, order):
+    plan = plans.summed()
+    summed = session.prepare(replace(plan, buffers=tuple(plan.buffers[k] for k in order)))
+    stored = session.prepare(plans.stored())
+    p, q = stored.buffers[:2]
+    assert (p.handle, {p.offset, q.offset}) == (q.handle, {0, 256})
+    np.testing.assert_array_equal(P + Q, session.run(summed, [])[0])
+    held = session.start(stored, [ONES], hold=True)
     moved = session.prepare(plans.moved(by))
-    assert summed.buffers[:2] == moved.buffers[:2]
-    assert summed.buffers[0].handle is not summed.buffers[1].handle
-    np.testing.assert_array_equal(ONES + Q, held.result()[0])
-    np.testing.assert_array_equal(ONES + Q, resident.numpy())
+    assert (p, q) == tuple(moved.buffers[:2])
+    assert p.handle is not q.handle
+    for loaded in (summed, stored, moved):
+        assert {id(b.handle) for b in loaded.buffers} == {id(b.handle) for b in loaded.touched}
+    np.testing.assert_array_equal(ONES, held.result()[0])
     np.testing.assert_array_equal(ONES + Q, session.run(summed, [])[0])
     x = X if by == "dispatch" else 0 * X
     np.testing.assert_array_equal(ONES + x, session.run(moved, [x])[0])
@@ -197,6 +202,14 @@ def test_a_state_on_the_device_is_read_and_passed_on_from_its_offset(session, de
     np.testing.assert_array_equal(Q, q.numpy())
     with Session(device) as other:
         np.testing.assert_array_equal(Q + X, other.run(other.prepare(plans.add()), [q, X])[0])
+
+
+def test_an_upload_into_a_slice(session, device):
+    p, q, _ = session.prepare(plans.summed()).buffers
+    recording = Recording(device)
+    recording.upload([(q, X)])
+    recording.submit()
+    assert [bytes(P), bytes(X)] == [device.read(b, plans.NBYTES) for b in (p, q)]
 
 
 def test_a_dispatch_may_write_two_states_of_a_slab(session):
