@@ -40,7 +40,8 @@ SECONDS = 0.5  # a probe on first use ends after these, with fewer rounds
 SPINS = 100_000  # looks at the counter until a workgroup gives up: 50 to 100 ms on a GPU
 GAVE_UP = 1 << 30  # in the counter of arrivals: a workgroup gave up, and none waits any more
 
-_ROUNDS = 16, 1_024  # of the first dispatch, and of the longest
+_FIRST, _MOST = 16, 1_024  # rounds of a dispatch
+_BYTES = 8 << 20  # of the values of a dispatch
 _LONG = 0.05  # seconds of a dispatch; a driver ends one after seconds
 _VALUES = 8  # that a workgroup writes in a round, of each kind
 _LINE = 64  # words to which a round's values are padded: rounds share no line of a cache
@@ -160,15 +161,15 @@ def _attempt(session: Session, workgroups: int, seconds: float, spins: int) -> R
     loaded = session.prepare(barriers(session.device.target, workgroups))
     rounds, most = 0, SOFTWARE_ROUNDS if session.device.target.software else ROUNDS
     salt = random.randrange(1 << 20)  # buffers of the pool may hold the values of another probe
-    count, longest = _ROUNDS
+    count, longest = _FIRST, _rounds(workgroups)
     end = perf_counter() + seconds
     while rounds < most and perf_counter() < end:
         started, count = perf_counter(), min(count, most - rounds)
         arrivals, wrong = _run(session, loaded, salt + rounds, count, spins)
         if arrivals >= GAVE_UP:
-            return Residency(0, f"{workgroups} workgroups did not all arrive at a barrier within {spins:,} looks")
+            return Residency(0, f"of {workgroups} workgroups, some waited in vain ({spins:,} looks)")
         if wrong or arrivals != workgroups * count:
-            return Residency(0, f"{workgroups} workgroups read {wrong:,} wrong values after a barrier")
+            return Residency(0, f"{workgroups} workgroups read {wrong:,} wrong values behind a barrier")
         rounds += count
         if perf_counter() - started < _LONG / 2:
             count = min(2 * count, longest)
@@ -190,6 +191,15 @@ def _inputs(first: int, rounds: int, spins: int, *, compare: bool = True) -> lis
     return [np.array([first, rounds, spins, compare], np.int32), np.zeros(4, np.int32)]
 
 
+def _region(workgroups: int) -> int:
+    return -(-workgroups * _VALUES // _LINE) * _LINE
+
+
+def _rounds(workgroups: int) -> int:
+    """Return the most rounds of a dispatch."""
+    return max(_FIRST, min(_MOST, _BYTES // (4 * _region(workgroups))))
+
+
 def barriers(target: Target, workgroups: int) -> Plan:
     """Plan rounds in which each workgroup writes values, waits for all others, and compares their values.
 
@@ -197,7 +207,7 @@ def barriers(target: Target, workgroups: int) -> Plan:
     """
     invocations = target.workgroup(INVOCATIONS)
     words = target.max_shared_bytes // 4
-    region = -(-workgroups * _VALUES // _LINE) * _LINE
+    region = 4 * _region(workgroups)  # bytes
     wgsl = f"""
 @group(0) @binding(0) var<storage, read> call: vec4u;  // first round, rounds, most looks, compare or not
 @group(0) @binding(1) var<storage, read_write> state: array<atomic<u32>, 4>;  // arrivals, wrong values
@@ -231,12 +241,14 @@ fn main(
         workgroupBarrier();
         if (lane == 0u) {{
             atomicAdd(&state[0], 1u);
+            let all = (round + 1u) * groups.x;
             var arrivals = 0u;
-            for (var looks = 0u; arrivals < (round + 1u) * groups.x; looks++) {{
-                if (looks == call.z) {{
-                    atomicMax(&state[0], {GAVE_UP}u);
-                }}
+            for (var looks = 0u; looks < call.z && arrivals < all; looks++) {{
                 arrivals = atomicLoad(&state[0]);
+            }}
+            if (arrivals < all) {{
+                arrivals = {GAVE_UP}u;
+                atomicMax(&state[0], arrivals);
             }}
             memory[0] = arrivals;
         }}
@@ -258,7 +270,7 @@ fn main(
 }}
 """
     kernel = Kernel("barriers", wgsl, ("read", "write", "write", "write"), invocations, 4 * words)
-    sizes = {"call": 16, "state": 16, "plain": 4 * region * _ROUNDS[1], "halves": 8 * region}
+    sizes = {"call": 16, "state": 16, "plain": region * _rounds(workgroups), "halves": 2 * region}
     buffers = [Buffer(n, b, "input" if n in ("call", "state") else "temp") for n, b in sizes.items()]
     bindings = tuple(Binding(k, 0, b.nbytes) for k, b in enumerate(buffers))
     ports = [Port(n, k, DType.I32, (4,)) for k, n in enumerate(("call", "state"))]
