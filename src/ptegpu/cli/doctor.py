@@ -246,16 +246,16 @@ def _add_chosen(report: CommandReport) -> None:
         rates = f"{number(device['bandwidth'] / 1e9)} GB/s, {number(device['flops'] / 1e12)} TFLOP/s (f32)"
         times = f"{duration(device['dispatch_seconds'])} per dispatch, {counted(device['units'], 'parallel unit')}"
         _add(report, "class", f"{device['name']} · {rates}, {times} ({source})")
-    if found := record["residency"]:
-        _add(report, "", f"one dispatch per step: {_residency(found)}")
+    if verdict := record["residency"]:
+        _add(report, "", f"one dispatch per step: {_residency(verdict)}")
 
 
-def _residency(found: Mapping[str, Any]) -> str:
-    if not found["workgroups"]:
-        return f"no: {found['reason']}"
-    verdict = "yes" if found["auto"] else "only with --persistent on"
-    barrier = f"barrier {duration(found['barrier_seconds'])} ({counted(found['rounds'], 'round')})"
-    return f"{verdict}, {counted(found['workgroups'], 'workgroup')}, {barrier}"
+def _residency(verdict: Mapping[str, Any]) -> str:
+    if not verdict["workgroups"]:
+        return f"no: {verdict['reason']}"
+    answer = "yes" if verdict["auto"] else "only with --persistent on"
+    barrier = f"barrier {duration(verdict['barrier_seconds'])} ({counted(verdict['rounds'], 'round')})"
+    return f"{answer}, {counted(verdict['workgroups'], 'workgroup')}, {barrier}"
 
 
 def _check_row(check: Mapping[str, Any]) -> list[object]:

@@ -122,6 +122,7 @@ class RecordedSteps:
     steps: Steps
     outputs: tuple[Port | Number, ...]  # shapes are plain
     images: list[np.ndarray]  # of the parameter buffers, to be written first
+    waits: bool = False  # its workgroups wait for each other, so it may give up
     layouts: dict[tuple[int, ...] | None, StagingLayout] = field(default_factory=dict)  # by the outputs to read
 
     def layout(self, read: tuple[int, ...] | None) -> StagingLayout:

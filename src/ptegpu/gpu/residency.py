@@ -2,7 +2,7 @@
 
 WebGPU promises no progress across workgroups: one that does not run yet cannot arrive at a barrier. So a dispatch with
 barriers across workgroups has at most as many as the probe saw arrive; each wait ends after `SPINS` looks at the
-counter; and a run in which a wait ended so is repeated as ordinary dispatches (`StepGaveUp`).
+counter; and a run in which a wait ended so is repeated as ordinary dispatches (`repeats.py`).
 
 The verdict is saved in the user's cache folder, per adapter, driver and engine. A run that gave up adds a mark, which
 outweighs the verdict until `ptegpu doctor --measure` probes again.
@@ -23,8 +23,10 @@ from ..dtypes import DType
 from ..errors import DeviceError, LimitExceeded, OutOfMemory
 from ..plan.plan import Binding, Buffer, Kernel, Plan, PlannedDispatch, Port, fixed
 from ..plan.target import Target
+from ..units import counted
 from . import discovery
 from .measurement import SIZES, arithmetic, best_time, measure, warm
+from .repeats import GAVE_UP
 from .session import Session
 from .timing import pass_time
 
@@ -38,7 +40,6 @@ ROUNDS = 100_000  # of a complete probe
 SOFTWARE_ROUNDS = 1_000
 SECONDS = 0.5  # a probe on first use ends after these, with fewer rounds
 SPINS = 100_000  # looks at the counter until a workgroup gives up: 50 to 100 ms on a GPU
-GAVE_UP = 1 << 30  # in the counter of arrivals: a workgroup gave up, and none waits any more
 
 _FIRST, _MOST = 16, 1_024  # rounds of a dispatch
 _BYTES = 8 << 20  # of the values of a dispatch
@@ -61,10 +62,6 @@ class Residency:
     invocations: int = INVOCATIONS  # of each workgroup, at most
     barrier_seconds: float = 0.0
     rounds: int = 0  # in each of which all workgroups read the values of all others
-
-
-class StepGaveUp(Exception):
-    """A run in which a workgroup waited too long for another: its outputs are wrong, and the run must be repeated."""
 
 
 def settle(device: Device) -> None:
@@ -151,8 +148,8 @@ def _units(device: Device) -> int:
     low, high = 1, units + 1
     while high - low > 1:
         middle = (low + high) // 2
-        one, more = (best_time(device, arithmetic(target, groups, turns)) for groups in (1, middle))
-        low, high = (middle, high) if more < _SLOWER * one else (low, middle)
+        single, seconds = (best_time(device, arithmetic(target, groups, turns)) for groups in (1, middle))
+        low, high = (middle, high) if seconds < _SLOWER * single else (low, middle)
     return low
 
 
@@ -163,13 +160,13 @@ def _attempt(session: Session, workgroups: int, seconds: float, spins: int) -> R
     salt = random.randrange(1 << 20)  # buffers of the pool may hold the values of another probe
     count, longest = _FIRST, _rounds(workgroups)
     end = perf_counter() + seconds
-    while rounds < most and perf_counter() < end:
+    while not rounds or (rounds < most and perf_counter() < end):
         started, count = perf_counter(), min(count, most - rounds)
         arrivals, wrong = _run(session, loaded, salt + rounds, count, spins)
         if arrivals >= GAVE_UP:
-            return Residency(0, f"of {workgroups} workgroups, some waited in vain ({spins:,} looks)")
+            return Residency(0, f"of {counted(workgroups, 'workgroup')}, some waited in vain ({spins:,} looks)")
         if wrong or arrivals != workgroups * count:
-            return Residency(0, f"{workgroups} workgroups read {wrong:,} wrong values behind a barrier")
+            return Residency(0, f"{counted(workgroups, 'workgroup')} read {wrong:,} wrong values behind a barrier")
         rounds += count
         if perf_counter() - started < _LONG / 2:
             count = min(2 * count, longest)
@@ -246,9 +243,9 @@ fn main(
             for (var looks = 0u; looks < call.z && arrivals < all; looks++) {{
                 arrivals = atomicLoad(&state[0]);
             }}
-            if (arrivals < all) {{
-                arrivals = {GAVE_UP}u;
-                atomicMax(&state[0], arrivals);
+            while (arrivals < all) {{  // all pass the barrier, or none
+                let last = atomicCompareExchangeWeak(&state[0], arrivals, {GAVE_UP}u);
+                arrivals = select(last.old_value, {GAVE_UP}u, last.exchanged);
             }}
             memory[0] = arrivals;
         }}
