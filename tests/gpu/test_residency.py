@@ -77,7 +77,7 @@ def test_two_workgroups_pass_unless_they_run_in_turn(device: Device) -> None:
 
 
 def test_more_workgroups_than_run_at_the_same_time_give_up(device: Device) -> None:
-    assert probe(device, 2048, spins=1000) == Residency(0, IN_VAIN.format(2048, "1,000"))
+    assert probe(device, 2048, spins=1000) == Residency(0, IN_VAIN.format("2,048", "1,000"))
 
 
 def test_without_a_look_even_one_gives_up(device: Device) -> None:
