@@ -23,7 +23,6 @@ from ..dtypes import DType
 from ..errors import DeviceError, LimitExceeded, OutOfMemory
 from ..plan.plan import Binding, Buffer, Kernel, Plan, PlannedDispatch, Port, fixed
 from ..plan.target import Target
-from ..units import counted
 from . import discovery
 from .measurement import SIZES, arithmetic, best_time, measure, warm
 from .repeats import GAVE_UP
@@ -164,9 +163,9 @@ def _attempt(session: Session, workgroups: int, seconds: float, spins: int) -> R
         started, count = perf_counter(), min(count, most - rounds)
         arrivals, wrong = _run(session, loaded, salt + rounds, count, spins)
         if arrivals >= GAVE_UP:
-            return Residency(0, f"of {counted(workgroups, 'workgroup')}, some waited in vain ({spins:,} looks)")
+            return Residency(0, f"some workgroups waited in vain ({workgroups} at once, {spins:,} looks)")
         if wrong or arrivals != workgroups * count:
-            return Residency(0, f"{counted(workgroups, 'workgroup')} read {wrong:,} wrong values behind a barrier")
+            return Residency(0, f"workgroups read {wrong:,} wrong values behind a barrier ({workgroups} at once)")
         rounds += count
         if perf_counter() - started < _LONG / 2:
             count = min(2 * count, longest)
