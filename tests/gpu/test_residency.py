@@ -81,8 +81,17 @@ def test_more_workgroups_than_run_at_the_same_time_give_up(device: Device) -> No
     assert probe(device, 2048, spins=1000) == Residency(0, IN_VAIN.format(2048, "1,000"))
 
 
-def test_without_a_look_even_one_gives_up(device: Device) -> None:
-    assert probe(device, spins=0) == Residency(0, IN_VAIN.format(1, 0))
+def test_a_failure_is_a_verdict(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    failure = Residency(0, IN_VAIN.format(2048, 0))
+    monkeypatch.setattr("ptegpu.gpu.device._devices", {})
+    with monkeypatch.context() as patch:
+        patch.setattr(residency, "probe", lambda device, **_: probe(device, 2048, spins=0))
+        with pytest.raises(LimitExceeded, match="has none: some workgroups waited in vain"):
+            open_device(device.info.index, persistent="on")
+    assert verdict(device) == failure
+    in_another_process(monkeypatch)
+    assert verdict(device) == failure
+    assert renew(device).workgroups == 1
 
 
 @pytest.mark.parametrize(
