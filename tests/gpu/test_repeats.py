@@ -94,9 +94,9 @@ def sums() -> list[np.ndarray]:
 
 @pytest.mark.parametrize("hold", [False, True], ids=["submitted", "held"])
 @pytest.mark.parametrize("backwards", [False, True], ids=["in order", "last first"])
-@pytest.mark.parametrize("gives_up", [-1, 0, 2, RUNS - 1])
-def test_runs_in_flight(gives_up: int, backwards: bool, hold: bool, merged: Merged) -> None:
-    merged.gives_up = gives_up
+@pytest.mark.parametrize("gives_up, stages", [(-1, 0), (0, 0), (2, 0), (2, 1), (RUNS - 1, 1)])
+def test_runs_in_flight(gives_up: int, stages: int, backwards: bool, hold: bool, merged: Merged) -> None:
+    merged.gives_up, merged.stages = gives_up, stages
     with Session(merged.device) as session:
         runs = chained(session, hold)
         for run, expected in list(zip(runs, sums()))[:: -1 if backwards else 1]:
@@ -136,18 +136,39 @@ def test_a_part_of_a_run(stages: int, merged: Merged) -> None:
             np.testing.assert_array_equal(last, X + k + 3 * np.arange(N, dtype=np.float32))
 
 
-@pytest.mark.parametrize("gives_up", range(4))
-@pytest.mark.parametrize("stages", [0, 1])
-def test_a_small_state(gives_up: int, stages: int, merged: Merged) -> None:
+def interrupt(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Interrupt a repetition behind the submit of this run."""
+    repeat, numbers = Session.repeat, iter(range(100))
+
+    def interrupted(session: Session, flight: Any, restore: bool) -> Pending:
+        pending = repeat(session, flight, restore)
+        if next(numbers) == number:
+            raise KeyboardInterrupt
+        return pending
+
+    monkeypatch.setattr(Session, "repeat", interrupted)
+
+
+@pytest.mark.parametrize("gives_up, stages, interrupted", [(0, 0, -1), (1, 1, -1), (3, 0, -1), (1, 0, 0), (1, 1, 2)])
+def test_a_small_state(
+    gives_up: int, stages: int, interrupted: int, merged: Merged, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The copy at the end of a run writes wrong values, even in runs that left out their dispatches."""
     merged.gives_up, merged.stages = gives_up, stages
     with Session(merged.device) as session:
         loaded = session.prepare(accumulate())
         runs = [session.start(loaded, [X * k]) for k in range(4)]
+        if interrupted >= 0:
+            with monkeypatch.context() as patch:
+                interrupt(interrupted, patch)
+                with pytest.raises(KeyboardInterrupt):
+                    runs[-1].result()
+            runs.append(session.start(loaded, [X * 4]))
         totals = [run.result()[0] for run in runs]
         for k, total in enumerate(totals):
             np.testing.assert_array_equal(total, X * sum(range(k + 1)))
         merged.check_repeated()
+        assert not any(f.inputs or f._saved for f in (run.in_flight for run in runs) if f)
 
 
 def test_a_reset_comes_after_the_repetition(merged: Merged) -> None:

@@ -253,7 +253,7 @@ class Pending:
     def _repeat(self) -> dict[int, np.ndarray]:
         """Repeat this run and all later ones; return arrays of the outputs to read."""
         with self._session.lock, self._session.device.lock:
-            if self.repetition is None:
+            if self.repetition is None or self._session.device.in_flight.repeating:
                 self._session.device.in_flight.repeat()
         if self.repetition is None:
             raise DeviceError("this run gave up, and an earlier one could not be repeated: call the method again")

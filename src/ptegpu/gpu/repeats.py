@@ -73,6 +73,7 @@ class RunsInFlight:
     def __init__(self, device: Device) -> None:
         self._device = device
         self._runs: deque[RunInFlight] = deque()
+        self.repeating = False  # also after an interrupt: then all are repeated again
 
     def __len__(self) -> int:
         return len(self._runs)
@@ -81,7 +82,11 @@ class RunsInFlight:
         self, loaded: LoadedPlan, waits: bool, inputs: Sequence[Argument], read: tuple[int, ...] | None
     ) -> RunInFlight | None:
         """Return what the repetition of a run will need; None if it cannot give up and follows none that may."""
-        if len(self._runs) >= MOST or (self._follows(loaded, inputs) and not waits and not _repeatable(loaded)):
+        if (
+            self.repeating
+            or len(self._runs) >= MOST
+            or (self._follows(loaded, inputs) and not waits and not _repeatable(loaded))
+        ):
             self.check()
         if self._device.arrivals is None or not (waits or self._follows(loaded, inputs)):
             return None
@@ -101,12 +106,15 @@ class RunsInFlight:
         for run in [run for run in self._runs if run.loaded in closed]:
             self._runs.remove(run)
             run.end()
+        self.repeating = self.repeating and bool(self._runs)
 
     def check(self) -> None:
         """Wait for all runs; repeat them if one gave up."""
         device = self._device
         self._submit()
-        if self._runs and device.arrivals is not None:
+        if self.repeating:
+            self.repeat()
+        elif self._runs and device.arrivals is not None:
             if memoryview(device.read(device.arrivals, 4)).cast("I")[0] >= GAVE_UP:
                 self.repeat()
             else:
@@ -117,21 +125,23 @@ class RunsInFlight:
         from .residency import mark_failed
 
         self._submit()
-        if self._runs and self._device.arrivals is not None:
+        if not self._runs:
+            return
+        self.repeating = True
+        if self._device.arrivals is not None:
             mark_failed(self._device, f"workgroups of plan {self._runs[0].loaded.plan.name} waited in vain")
             self._device.arrivals = None
         restored: set[int] = set()  # sessions
-        while self._runs:
-            run = self._runs[0]
-            session = run.loaded.session
-            assert session is not None and run.pending is not None
-            try:
+        try:
+            for run in self._runs:
+                session = run.loaded.session
+                assert session is not None and run.pending is not None
                 run.pending.repetition = session.repeat(run, id(session) not in restored)
-            except DeviceError:
-                self.drop([run.loaded for run in self._runs])
-                raise
-            restored.add(id(session))
-            self._runs.popleft().end()
+                restored.add(id(session))
+        except DeviceError:
+            self.drop([run.loaded for run in self._runs])
+            raise
+        self.drop([run.loaded for run in self._runs])
 
     def _follows(self, loaded: LoadedPlan, inputs: Sequence[Argument]) -> bool:
         """Return whether a run may use what a run in flight writes."""
