@@ -21,9 +21,9 @@ from dataclasses import dataclass, field
 
 from ..plan.plan import Access, Feature, Kernel
 from .kernel_text import KernelParts, Rewriter, StorageVariable, Unmergeable, parts_of
+from .repeats import GAVE_UP
 
 SPINS = 100_000  # looks at the counter until a workgroup gives up: 50 to 100 ms on a GPU
-GAVE_UP = 1 << 30  # in the counter of arrivals: a workgroup gave up, and none waits any more
 WAITS, ARRIVES, WAITS_LATE = 1, 2, 4  # flags of a stage; late: in the body, after independent loads, and after it
 MAX_UNIFORM_BYTES = 65536
 COUNTER_BYTES = 16
