@@ -13,9 +13,9 @@ import pytest
 from ptegpu.dtypes import DType
 from ptegpu.gpu import Device, Session
 from ptegpu.gpu.kernel_text import INDEPENDENT, Unmergeable, parts_of
-from ptegpu.gpu.merged_kernel import ARRIVES, GAVE_UP, WAITS, WAITS_LATE
+from ptegpu.gpu.merged_kernel import ARRIVES, WAITS, WAITS_LATE
 from ptegpu.gpu.persistent import PersistentForm, counter_of
-from ptegpu.gpu.readback import StepGaveUp
+from ptegpu.gpu.repeats import GAVE_UP
 from ptegpu.gpu.sections import placed, sections
 from ptegpu.kernels.wgsl import KernelSpec, Storage, build
 from ptegpu.plan.plan import Binding, Buffer, Copy, Kernel, Plan, PlannedDispatch, Port, fixed
@@ -167,20 +167,21 @@ def test_a_plan_with_copies_stays_dispatches(waiting):
     check(waiting, replace(plan, copies=(Copy(places["c"], places["s"], 4 * N),)), 4, X)
 
 
-def test_a_run_that_gave_up_says_so_until_the_counter_is_reset(waiting):
+def test_a_run_that_gave_up_is_repeated_as_dispatches(waiting, monkeypatch):
+    monkeypatch.setattr("ptegpu.gpu.residency._save", lambda *_: None)
+    plan = plan_of((SCALE, "x", "a"), (SCALE, "a", "b"), (UPDATE, "b", "s"), (SCALE, "s", "y"))
     with Session(waiting) as session:
-        loaded = session.prepare(plan_of(*CHAIN))
+        loaded = session.prepare(plan)
         session.warm(loaded)
         good = session.run(loaded, [X])[0]
-        counter = counter_of(waiting)
-        waiting.write(counter, pack("<4I", GAVE_UP, 0, 0, 0))
-        for _ in range(2):
-            pending = session.start(loaded, [X])
-            with pytest.raises(StepGaveUp):
-                pending.result()
-        waiting.clear([counter])
-        np.testing.assert_array_equal(good, session.run(loaded, [X])[0])
-        assert bytes(16) == waiting.read(counter, 16)
+        assert bytes(16) == waiting.read(counter_of(waiting), 16)
+        assert loaded.resolve([X]).recorded.waits
+        waiting.write(counter_of(waiting), pack("<4I", GAVE_UP, 0, 0, 0))
+        runs = [session.start(loaded, [X]) for _ in range(2)]
+        for number, pending in enumerate(runs):
+            np.testing.assert_allclose(pending.result()[0], (number + 2) * good, rtol=1e-6)
+        assert not loaded.resolve([X]).recorded.waits
+        assert 0 == waiting.resident
 
 
 # --- which dispatches are merged

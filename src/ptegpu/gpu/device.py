@@ -14,12 +14,14 @@ from ..errors import DeviceError, DeviceLost, InvalidInput, NoAdapter, OutOfMemo
 from ..plan.plan import Kernel
 from ..plan.target import DeviceClass, Persistent, Target, check_persistent
 from ..progress import Progress, silent
-from . import threads, vulkan
+from . import threads
 from .buffers import BufferPool, GpuBuffer, Kind, Uploads
 from .discovery import AdapterInfo, Engine, available_bytes, class_of, find_adapter, library, native_adapter
 from .native import Handle, disown
 from .pipelines import ComputePipeline, PipelineCache
-from .recorder import Recorder, Steps
+from .recorder import Recorder
+from .repeats import RunsInFlight
+from .subgroups import subgroup_size
 from .webgpu import MATRICES, NativeLimits
 
 LimitSet = Literal["adapter", "browser"]
@@ -43,7 +45,6 @@ _BROWSER_LIMITS = {
 }
 KEPT = 4  # 1/4 of a GPU's free memory may keep weights in the layout of its kernels
 _COMPILE_THREADS = 8
-_PROBE_GROUPS = 2  # workgroups that determine the subgroup size
 _SPIN = 2e-3  # seconds of waiting for a GPU without a pause, since a pause ends some 60 µs late
 _WRITE_CHUNK = 32 << 20  # bytes of one write, which the library stages in host memory
 _WRITE_PENDING = 64 << 20  # staged bytes that are flushed to the GPU
@@ -116,14 +117,15 @@ class Device:
         self.traffic = Traffic()
         self.pool, self.uploads = BufferPool(), Uploads(self)
         self._pipelines = PipelineCache(self.api)
+        self.arrivals: GpuBuffer | None = None  # of workgroups in a dispatch; None if none wait for each other
+        self.in_flight = RunsInFlight(self)
         self.measured: DeviceClass | None = None  # by `measure`
         self.resident = 0  # workgroups that may wait for each other inside a dispatch: see `residency.py`
-        self.arrivals: GpuBuffer | None = None  # of workgroups in a dispatch: see `persistent.py`
         self.pending_bytes = 0  # written but not submitted yet
         self._lost: str | None = None
         self.target = _target(info, self.api.limits, f16=f16, subgroups=subgroups, matrices=shapes)
         if subgroups:
-            self.target = replace(self.target, subgroup_size=_subgroup_size(self))
+            self.target = replace(self.target, subgroup_size=subgroup_size(self))
 
     def __repr__(self) -> str:
         return f"<Device {self.info}>"
@@ -400,39 +402,3 @@ def _target(
         kept_bytes=(available_bytes(info) or 0) // KEPT if matrices and info.type == "discrete" else 0,
         device_class=class_of(info),
     )
-
-
-def _subgroup_size(device: Device) -> int:
-    """Return the size of every subgroup, found by running a kernel; 0 if it varies."""
-    if device.info.backend == "Vulkan":
-        smallest, largest = vulkan.subgroup_range(device.info.name, device.info.twin)
-        if smallest < largest:
-            return 0  # the driver chooses per pipeline, so a probe says nothing about other kernels
-    widest = device.target.workgroup(device.target.max_invocations)
-    sizes = {size for workgroup in (64, widest) for size in _subgroup_sizes(device, workgroup)}
-    return sizes.pop() if len(sizes) == 1 else 0
-
-
-def _subgroup_sizes(device: Device, workgroup: int) -> set[int]:
-    pipeline = device.pipeline(subgroup_probe(workgroup))
-    nbytes = _PROBE_GROUPS * workgroup * 4
-    buffer = device.buffer("subgroup sizes", nbytes, "storage")
-    group = device.bind_group(pipeline, [(buffer, 0, nbytes)])
-    with device.api.record() as recorder:
-        recorder.compute(Steps([pipeline.handle], [group], [_PROBE_GROUPS], [1]))
-        device.submit(recorder, [buffer])
-    sizes = set(memoryview(device.read(buffer, nbytes)).cast("I"))
-    device.release(buffer)
-    return sizes
-
-
-def subgroup_probe(workgroup: int) -> Kernel:
-    """Return a kernel in which each invocation writes the size of its subgroup."""
-    wgsl = f"""
-@group(0) @binding(0) var<storage, read_write> sizes: array<u32>;
-@compute @workgroup_size({workgroup})
-fn main(@builtin(global_invocation_id) id: vec3u, @builtin(subgroup_size) size: u32) {{
-    sizes[id.x] = size;
-}}
-"""
-    return Kernel(f"subgroup_size_{workgroup}", wgsl, ("write",), workgroup, needs=("subgroups",))

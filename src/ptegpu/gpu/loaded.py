@@ -135,6 +135,7 @@ class RecordedSteps:
     images: list[tuple[GpuBuffer, np.ndarray]]  # of buffers to be written first: of parameters, and of stages
     touched: list[GpuBuffer]  # other than the plan's
     compiling: PersistentForm | None  # not compiled yet
+    waits: bool = False  # its workgroups wait for each other, so it may give up
     layouts: dict[tuple[int, ...] | None, StagingLayout] = field(default_factory=dict)  # by the outputs to read
 
     def layout(self, read: tuple[int, ...] | None) -> StagingLayout:
@@ -212,10 +213,15 @@ class LoadedPlan:
         shapes, item = sizes_of(inputs)
         resolver, recorded = self.resolver, self.recorded
         key = resolver.key(shapes, item)
-        if recorded is None or recorded.key != key or (recorded.compiling and recorded.compiling.compiled):
+        if recorded is None or recorded.key != key or self._outdated(recorded):
             with self.device.lock:
                 recorded = self.recorded = self._resolve(key, shapes, item)
         return ResolvedRun(recorded, resolver.words_at(shapes, item) if resolver.words else {}, shapes, item)
+
+    def _outdated(self, recorded: RecordedSteps) -> bool:
+        """Return whether merged kernels are compiled since, or workgroups may not wait for each other any more."""
+        compiling = recorded.compiling
+        return (compiling is not None and compiling.compiled) or (recorded.waits and not self.device.resident)
 
     def accept(self, inputs: Sequence[Argument]) -> list[Argument]:
         """Return the inputs after checking them; tensors that cannot be copied on this device become arrays."""
@@ -297,13 +303,15 @@ class LoadedPlan:
                     raise InvalidProgram(f"plan {plan.name}: {o.name} of {list(o.shape)} does not fit its buffer")
             outputs.append(o)
         images = list(zip([self.buffers[k] for k in self.params], combined.images(plan, at), strict=False))
-        if combined.persistent is None:
+        if combined.persistent is None or not self.device.resident:
             return RecordedSteps(key, at, separate, separate, tuple(outputs), images, [], None)
         compiling = None if combined.persistent.compiled else combined.persistent
         merged, tables = combined.persistent.at(shapes, item)
         steps, _ = combined.steps(at, merged)
         touched = combined.persistent.buffers
-        return RecordedSteps(key, at, steps, separate, tuple(outputs), images + tables, touched, compiling)
+        return RecordedSteps(
+            key, at, steps, separate, tuple(outputs), images + tables, touched, compiling, bool(merged)
+        )
 
     def _combine(self, at: PlanPoint, shapes: Shapes) -> CombinedLaunches:
         """Compile and bind a combination of choices when it is first taken."""

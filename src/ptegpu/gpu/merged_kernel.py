@@ -5,6 +5,8 @@ groups, it runs the body for some of them. A stage that depends on an earlier on
 arrived at the end of that stage. Waits are bounded: a workgroup that gives up raises the arrivals to GAVE_UP. Then
 nobody waits any more, and stages are left out until the host resets the counter, also in later dispatches.
 
+No workgroup arrives twice without a wait in between, or the count would not tell that all arrived once.
+
 The words of the counter: arrivals in this dispatch, and workgroups that left it. The last one to leave resets them.
 
 A record of the table is a vec4 (body, place of the parameters in vec4s, flags), and vec4s with the places of the
@@ -21,10 +23,10 @@ from dataclasses import dataclass, field
 
 from ..plan.plan import Access, Feature, Kernel
 from .kernel_text import KernelParts, Rewriter, StorageVariable, Unmergeable, parts_of
+from .repeats import GAVE_UP
 
 SPINS = 100_000  # looks at the counter until a workgroup gives up: 50 to 100 ms on a GPU
-GAVE_UP = 1 << 30  # in the counter of arrivals: a workgroup gave up, and none waits any more
-WAITS, ARRIVES, WAITS_LATE = 1, 2, 4  # flags of a stage; late: within the body, after independent loads
+WAITS, ARRIVES, WAITS_LATE = 1, 2, 4  # flags of a stage; late: in the body, after independent loads, and after it
 MAX_UNIFORM_BYTES = 65536
 COUNTER_BYTES = 16
 _SCALARS = {"f32", "i32", "u32"}
@@ -147,7 +149,7 @@ def merged_kernel(
     for width, arrays in shared.items():
         for k, length in enumerate(arrays.counts):
             lines.append(f"var<workgroup> {_shared(width, k)}: array<{arrays.element}, {length}>;")
-    lines.append("var<workgroup> m_passed: u32;")
+    lines.append("var<workgroup> m_arrivals: u32;")
     lines.append(_WAIT.replace("SPINS", f"{spins}u").replace("GAVE_UP", f"{GAVE_UP}u"))
     helpers: dict[str, str] = {}
     cases: list[str] = []
@@ -169,20 +171,25 @@ def merged_kernel(
     return Kernel(f"{stages} stages", "\n".join(lines) + "\n", tuple(access), workgroup, shared_bytes(parts), needs)
 
 
+# Invocation 0 keeps the arrivals that it saw last: a wait for what has happened already takes no look at the counter.
 _WAIT = """fn m_wait(lid: u32, goal: u32) -> bool {
   if (lid == 0u) {
-    var arrivals = atomicLoad(&m_counter[0]);
+    var arrivals = m_arrivals;
     for (var looks = 0u; arrivals < goal && looks < SPINS; looks++) { arrivals = atomicLoad(&m_counter[0]); }
-    if (arrivals < goal) { atomicMax(&m_counter[0], GAVE_UP); }
-    m_passed = select(GAVE_UP, goal, arrivals >= goal && arrivals < GAVE_UP);
+    if (arrivals < goal) {
+      atomicMax(&m_counter[0], GAVE_UP);
+      arrivals = GAVE_UP;
+    }
+    m_arrivals = arrivals;
   }
   storageBarrier();
-  return workgroupUniformLoad(&m_passed) < GAVE_UP;
+  return workgroupUniformLoad(&m_arrivals) < GAVE_UP;
 }"""
 
 _MAIN = """@compute @workgroup_size({T})
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(num_workgroups) nwg: vec3<u32>, """ + (
     """@builtin(local_invocation_index) lid: u32{arguments}) {{
+  if (lid == 0u) {{ m_arrivals = 0u; }}
   var goal = 0u;
   for (var stage = 0u; stage < {stages}u; stage++) {{
     let at = stage * {stride}u;
@@ -196,9 +203,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(num_workgroups) nwg: vec
       default: {{}}
     }}
     if ((head.z & 4u) != 0u) {{
-      let passed = workgroupUniformLoad(&m_passed);
-      if (passed >= GAVE_UP) {{ break; }}
-      if (passed != goal) {{ if (!m_wait(lid, goal)) {{ break; }} }}
+      if (!m_wait(lid, goal)) {{ break; }}
     }}
     if ((head.z & 2u) != 0u) {{
       storageBarrier();
@@ -275,13 +280,12 @@ class _BodyText:
         record = f"{self._prefix}Stage({', '.join(['head.y', *places, *self._constants.values()])})"
         late = "m_pending, " if p.independent else ""
         call = f"{self._prefix}main(record, {late}group, lid{''.join(f', {n}' for n in p.builtins)});"
-        m_pending = "var m_pending = select(0u, goal, (head.z & 4u) != 0u);" if p.independent else ""
-        after = "m_pending = 0u; " if p.independent else ""
-        after += "workgroupBarrier(); " if p.shared else ""
+        pending = "let m_pending = select(0u, goal, (head.z & 4u) != 0u);" if p.independent else ""
+        after = "workgroupBarrier(); " if p.shared else ""
         return f"""      case {self._number}u: {{
         let record = {record};
         let groups = {self._constants.get("groups") or f"m_words{self._body.words}[head.y].x"};
-        {m_pending}
+        {pending}
         for (var group = wid.x; group < groups; group += nwg.x) {{ {call} {after}}}
       }}"""
 

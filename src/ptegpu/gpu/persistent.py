@@ -71,7 +71,7 @@ class _Table:
     words: list[GpuBuffer]
     syms: GpuBuffer | None
     group: Handle | None = None
-    bound: GpuBuffer | None = None  # the scratch buffer of `group`
+    bound: tuple[GpuBuffer, GpuBuffer] | None = None  # the scratch buffer and the counter of `group`
 
     @property
     def pipeline(self) -> ComputePipeline | None:
@@ -158,12 +158,13 @@ class PersistentForm:
         return self._scratch
 
     def _group(self, table: _Table, pipeline: ComputePipeline, scratch: GpuBuffer) -> Handle:
-        if table.group is None or table.bound is not scratch:
+        counter = counter_of(self._device)
+        if table.group is None or table.bound != (scratch, counter):
             wholes = [owner or scratch for owner, _ in table.section.slabs.values()]
-            bound = [*wholes, counter_of(self._device), table.buffer, *table.words]
+            bound = [*wholes, counter, table.buffer, *table.words]
             bound += [table.syms] if table.syms else []
             table.group = self._device.bind_group(pipeline, [(b, 0, b.nbytes) for b in bound])
-            table.bound = scratch
+            table.bound = scratch, counter
         return table.group
 
     def _table(self, plan: Plan, section: Section) -> _Table:

@@ -2,7 +2,7 @@
 
 WebGPU promises no progress across workgroups: one that does not run yet cannot arrive at a barrier. So a dispatch with
 barriers across workgroups has at most as many as the probe saw arrive; each wait ends after `SPINS` looks at the
-counter; and a run in which a wait ended so is repeated as ordinary dispatches (`StepGaveUp`).
+counter; and a run in which a wait ended so is repeated as ordinary dispatches (`repeats.py`).
 
 The verdict is saved in the user's cache folder, per adapter, driver and engine. A run that gave up adds a mark, which
 outweighs the verdict until `ptegpu doctor --measure` probes again.
@@ -25,7 +25,8 @@ from ..plan.plan import Binding, Buffer, Kernel, Plan, PlannedDispatch, Port, fi
 from ..plan.target import Target
 from . import discovery
 from .measurement import SIZES, arithmetic, best_time, measure, warm
-from .merged_kernel import GAVE_UP, SPINS
+from .merged_kernel import SPINS
+from .repeats import GAVE_UP
 from .session import Session
 from .timing import pass_time
 
@@ -39,7 +40,8 @@ ROUNDS = 100_000  # of a complete probe
 SOFTWARE_ROUNDS = 1_000
 SECONDS = 0.5  # a probe on first use ends after these, with fewer rounds
 
-_ROUNDS = 16, 1_024  # of the first dispatch, and of the longest
+_FIRST, _MOST = 16, 1_024  # rounds of a dispatch
+_BYTES = 8 << 20  # of the values of a dispatch
 _LONG = 0.05  # seconds of a dispatch; a driver ends one after seconds
 _VALUES = 8  # that a workgroup writes in a round, of each kind
 _LINE = 64  # words to which a round's values are padded: rounds share no line of a cache
@@ -145,8 +147,8 @@ def _units(device: Device) -> int:
     low, high = 1, units + 1
     while high - low > 1:
         middle = (low + high) // 2
-        one, more = (best_time(device, arithmetic(target, groups, turns)) for groups in (1, middle))
-        low, high = (middle, high) if more < _SLOWER * one else (low, middle)
+        single, seconds = (best_time(device, arithmetic(target, groups, turns)) for groups in (1, middle))
+        low, high = (middle, high) if seconds < _SLOWER * single else (low, middle)
     return low
 
 
@@ -155,15 +157,15 @@ def _attempt(session: Session, workgroups: int, seconds: float, spins: int) -> R
     loaded = session.prepare(barriers(session.device.target, workgroups))
     rounds, most = 0, SOFTWARE_ROUNDS if session.device.target.software else ROUNDS
     salt = random.randrange(1 << 20)  # buffers of the pool may hold the values of another probe
-    count, longest = _ROUNDS
+    count, longest = _FIRST, _rounds(workgroups)
     end = perf_counter() + seconds
-    while rounds < most and perf_counter() < end:
+    while not rounds or (rounds < most and perf_counter() < end):
         started, count = perf_counter(), min(count, most - rounds)
         arrivals, wrong = _run(session, loaded, salt + rounds, count, spins)
         if arrivals >= GAVE_UP:
-            return Residency(0, f"{workgroups} workgroups did not all arrive at a barrier within {spins:,} looks")
+            return Residency(0, f"some workgroups waited in vain ({workgroups} at once, {spins:,} looks)")
         if wrong or arrivals != workgroups * count:
-            return Residency(0, f"{workgroups} workgroups read {wrong:,} wrong values after a barrier")
+            return Residency(0, f"workgroups read {wrong:,} wrong values behind a barrier ({workgroups} at once)")
         rounds += count
         if perf_counter() - started < _LONG / 2:
             count = min(2 * count, longest)
@@ -185,6 +187,15 @@ def _inputs(first: int, rounds: int, spins: int, *, compare: bool = True) -> lis
     return [np.array([first, rounds, spins, compare], np.int32), np.zeros(4, np.int32)]
 
 
+def _region(workgroups: int) -> int:
+    return -(-workgroups * _VALUES // _LINE) * _LINE
+
+
+def _rounds(workgroups: int) -> int:
+    """Return the most rounds of a dispatch."""
+    return max(_FIRST, min(_MOST, _BYTES // (4 * _region(workgroups))))
+
+
 def barriers(target: Target, workgroups: int) -> Plan:
     """Plan rounds in which each workgroup writes values, waits for all others, and compares their values.
 
@@ -192,7 +203,7 @@ def barriers(target: Target, workgroups: int) -> Plan:
     """
     invocations = target.workgroup(INVOCATIONS)
     words = target.max_shared_bytes // 4
-    region = -(-workgroups * _VALUES // _LINE) * _LINE
+    region = 4 * _region(workgroups)  # bytes
     wgsl = f"""
 @group(0) @binding(0) var<storage, read> call: vec4u;  // first round, rounds, most looks, compare or not
 @group(0) @binding(1) var<storage, read_write> state: array<atomic<u32>, 4>;  // arrivals, wrong values
@@ -226,12 +237,14 @@ fn main(
         workgroupBarrier();
         if (lane == 0u) {{
             atomicAdd(&state[0], 1u);
+            let all = (round + 1u) * groups.x;
             var arrivals = 0u;
-            for (var looks = 0u; arrivals < (round + 1u) * groups.x; looks++) {{
-                if (looks == call.z) {{
-                    atomicMax(&state[0], {GAVE_UP}u);
-                }}
+            for (var looks = 0u; looks < call.z && arrivals < all; looks++) {{
                 arrivals = atomicLoad(&state[0]);
+            }}
+            while (arrivals < all) {{  // all pass the barrier, or none
+                let last = atomicCompareExchangeWeak(&state[0], arrivals, {GAVE_UP}u);
+                arrivals = select(last.old_value, {GAVE_UP}u, last.exchanged);
             }}
             memory[0] = arrivals;
         }}
@@ -253,7 +266,7 @@ fn main(
 }}
 """
     kernel = Kernel("barriers", wgsl, ("read", "write", "write", "write"), invocations, 4 * words)
-    sizes = {"call": 16, "state": 16, "plain": 4 * region * _ROUNDS[1], "halves": 8 * region}
+    sizes = {"call": 16, "state": 16, "plain": region * _rounds(workgroups), "halves": 2 * region}
     buffers = [Buffer(n, b, "input" if n in ("call", "state") else "temp") for n, b in sizes.items()]
     bindings = tuple(Binding(k, 0, b.nbytes) for k, b in enumerate(buffers))
     ports = [Port(n, k, DType.I32, (4,)) for k, n in enumerate(("call", "state"))]

@@ -21,6 +21,7 @@ from .device import Device
 from .loaded import LoadedPlan, ResolvedRun, kernels_at
 from .readback import DeviceTensor, Pending, Staging, StagingPool
 from .recording import GuardedRecording, Recording
+from .repeats import RunInFlight, values_of
 from .store import BufferStore, SharedConstants
 from .threads import Lock
 
@@ -91,6 +92,7 @@ class Session:
         with self.lock, self.device.lock:
             self.check_open()
             self.flush()
+            self.device.in_flight.check()
             check(plan, self.device.target)
             if [i.shape for i in plan.inputs] != [i.shape for i in loaded.plan.inputs]:
                 loaded.release()
@@ -142,9 +144,15 @@ class Session:
                 run = loaded.resolve(inputs)
             words = loaded.words(run)
             self.generation += 1  # even an interrupted run may have overwritten the last outputs
+            outputs = None if read is None else tuple(read)
+            flight = self.device.in_flight.enter(loaded, run.recorded.waits, arguments, outputs)
             with self._guard as recording:
+                if flight is not None:
+                    flight.save(recording)
                 recording = self._upload(recording, loaded, run, arguments, words)
-                pending = self._record(recording, loaded, run, None if read is None else tuple(read))
+                pending = self._record(recording, loaded, run, outputs, flight is not None)
+                if flight is not None:
+                    self.device.in_flight.add(flight, pending)
                 if not hold or self.timer is not None:
                     self._guard.flush()
             if self.timer is not None:
@@ -153,10 +161,30 @@ class Session:
                 self.timer.collect(loaded)
             return pending
 
+    def repeat(self, flight: RunInFlight, restore: bool) -> Pending:
+        """Repeat a run, perhaps from the states before it; its outputs have the same buffers.
+
+        Callers hold the lock of the device.
+        """
+        loaded, inputs = flight.loaded, values_of(flight.inputs, self)
+        run = loaded.resolve(inputs)
+        self._guard.forget()
+        with self._guard as recording:
+            if restore:
+                flight.restore(recording)
+            recording = self._upload(recording, loaded, run, inputs, loaded.words(run))
+            pending = self._record(recording, loaded, run, flight.read, False)
+            self._guard.flush()
+        return pending
+
     def flush(self) -> None:
         """Submit the runs that are held."""
         with self.lock, self.device.lock:
-            self._guard.flush()
+            self.submit()
+
+    def submit(self) -> None:
+        """Submit the runs that are held; callers hold the lock of the device."""
+        self._guard.flush()
 
     def reset(self) -> None:
         """Reset states to their first bytes."""
@@ -164,6 +192,7 @@ class Session:
             self.check_open()
             self.flush()
             self.device.check_alive()
+            self.device.in_flight.check()
             self.generation += 1
             self._store.reset()
 
@@ -172,6 +201,7 @@ class Session:
         with self.lock, self.device.lock:
             self.closed = True
             self._guard.drop()
+            self.device.in_flight.drop(self._loaded)
             for loaded in self._loaded:
                 loaded.close()
             self._loaded = []
@@ -231,7 +261,12 @@ class Session:
         return recording
 
     def _record(
-        self, recording: Recording, loaded: LoadedPlan, run: ResolvedRun, read: tuple[int, ...] | None
+        self,
+        recording: Recording,
+        loaded: LoadedPlan,
+        run: ResolvedRun,
+        read: tuple[int, ...] | None,
+        waits: bool,
     ) -> Pending:
         buffers, layout, staging, offset = loaded.buffers, run.recorded.layout(read), None, 0
         recording.touch(loaded.touched)
@@ -242,17 +277,17 @@ class Session:
             recording.compute(steps, self.timer)
         for source, target, nbytes in loaded.copies:
             recording.copy(source, target, nbytes)
+        arrivals = self.device.arrivals if waits else None
         if layout.nbytes:
-            staging, arrivals = recording.staging, self.device.arrivals
-            nbytes = layout.nbytes + (arrivals.nbytes if arrivals else 0)
+            staging, nbytes = recording.staging, layout.nbytes + (arrivals.nbytes if arrivals else 0)
             if staging is None or staging.used + nbytes > staging.buffer.nbytes:
                 staging = recording.staging = Staging(self.staging.take(nbytes))
                 recording.touch([staging.buffer])
             offset = staging.take(nbytes)
             if arrivals:
+                recording.touch([arrivals])
                 recording.copy(arrivals, staging.buffer, arrivals.nbytes, offset + layout.nbytes)
             for output in layout.outputs:
                 if output.nbytes:
                     recording.copy(buffers[output.buffer], staging.buffer, output.nbytes, offset + output.offset)
-        waited = self.device.arrivals is not None
-        return Pending(self, buffers, run, recording, layout, staging, offset, self.generation, waited)
+        return Pending(self, buffers, run, recording, layout, staging, offset, self.generation, arrivals is not None)
