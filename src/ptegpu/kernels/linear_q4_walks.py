@@ -188,36 +188,38 @@ def _body(
     normed: bool,
 ) -> list[str]:
     lanes, slots = walk.layout.lanes, walk.layout.slots
-    width = RAW[walk.layout.words]
-    cells = [(w, c, r) for w in range(len(weights)) for c in range(COLUMNS) for r in walk.rounds]
-    quads = [(w, r) for w in range(len(weights)) for r in walk.rounds]
+    width, rounds = RAW[walk.layout.words], walk.rounds
+    cells = [(c, r) for c in range(COLUMNS) for r in rounds]
     total = "P.quads" if len(weights) > 1 else " + ".join(f"P.quads{s}" for s in suffixes)
 
-    def load(at: str) -> list[str]:
-        lines = [f"next{w}_{c}_{r} = words{weights[w]}({at}, {c}u, t{r});" for w, c, r in cells]
-        return lines + [f"scales{w}_{r} = quad{weights[w]}({at}, t{r});" for w, r in quads]
+    def load(w: int, at: str) -> list[str]:
+        lines = [f"next{c}_{r} = words{weights[w]}({at}, {c}u, t{r});" for c, r in cells]
+        return lines + [f"scales{r} = quad{weights[w]}({at}, t{r});" for r in rounds]
 
     body = [
         f"let lane = lid % {lanes}u; let all_sets = {total}; let ahead = P.groups * {slots}u;",
         f"var own = group * {slots}u + lid / {lanes}u;",
-        *(f"let t{r} = min(lane + {r * lanes}u, {walk.blocks - 1}u);" for r in walk.rounds),
-        *(f"var next{w}_{c}_{r} = {width}();" for w, c, r in cells),
-        *(f"var scales{w}_{r} = vec4<f32>();" for w, r in quads),
-        *load("min(own, all_sets - 1u)"),
+        *(f"let t{r} = min(lane + {r * lanes}u, {walk.blocks - 1}u);" for r in rounds),
+        *(f"var next{c}_{r} = {width}();" for c, r in cells),
+        *(f"var scales{r} = vec4<f32>();" for r in rounds),
+        *load(0, "min(own, all_sets - 1u)"),
         *_staged(walk, normed),
         "for (var round = 0u; round < P.rounds; round++) {",
-        *(f"let loaded{w}_{c}_{r} = next{w}_{c}_{r};" for w, c, r in cells),
-        *(f"let scale{w}_{r} = scales{w}_{r};" for w, r in quads),
         "let current = own; own += ahead;",
-        "if (own < all_sets) {",
-        *load("own"),
-        "}",
-        *(f"var sum{w}_{c} = 0.0;" for w in range(len(weights)) for c in range(COLUMNS)),
     ]
-    for r in walk.rounds:
-        body.append("{" if (r + 1) * lanes <= walk.blocks else f"if (lane + {r * lanes}u < {walk.blocks}u) {{")
-        body += [*_multiplied(walk, len(weights), r), "}"]
-    body += [line for w in range(len(weights)) for line in _distributed(walk, w)]
+    for w in range(len(weights)):  # the loads of one weight are in flight while the other one is multiplied
+        body += [f"var sum{w}_{c} = 0.0;" for c in range(COLUMNS)]
+        body += ["{", *(f"let loaded{c}_{r} = next{c}_{r};" for c, r in cells)]
+        body += [f"let scale{r} = scales{r};" for r in rounds]
+        if w + 1 < len(weights):
+            body += ["if (current < all_sets) {", *load(w + 1, "current"), "}"]
+        else:
+            body += ["if (own < all_sets) {", *load(0, "own"), "}"]
+        for r in rounds:
+            body.append("{" if (r + 1) * lanes <= walk.blocks else f"if (lane + {r * lanes}u < {walk.blocks}u) {{")
+            body += [*_multiplied(walk, w, r), "}"]
+        body.append("}")
+        body += _distributed(walk, w)
     return [*body, *_left(walk, weights, biases, normed), "}"]
 
 
@@ -281,8 +283,8 @@ def _staged(walk: WalkForm, normed: bool) -> list[str]:
     return lines
 
 
-def _multiplied(walk: WalkForm, weights: int, r: int) -> list[str]:
-    """Return lines that add a lane's block r of all columns times the digits of its elements to the sums.
+def _multiplied(walk: WalkForm, w: int, r: int) -> list[str]:
+    """Return lines that add a lane's block r of columns of weight w times the digits of its elements to the sums.
 
     One column follows the other, so that few registers are in use.
     """
@@ -292,8 +294,8 @@ def _multiplied(walk: WalkForm, weights: int, r: int) -> list[str]:
     for i in range(walk.parts):
         lines.append(f"let x{i} = xs[{i * blocks}u + t{r}];")
         lines += [f"let low{i} = lows[{i * blocks}u + t{r}];"] if digits == 3 else []
-    for w, c in ((w, c) for w in range(weights) for c in range(COLUMNS)):
-        loaded = f"loaded{w}_{c}_{r}"
+    for c in range(COLUMNS):
+        loaded = f"loaded{c}_{r}"
         words = [f"{loaded}.{n}" for n in names] or [loaded]
         lines += ["{", *(f"  var d{d} = 0;" for d in range(digits))]
         for i in range(walk.parts):
@@ -310,7 +312,7 @@ def _multiplied(walk: WalkForm, weights: int, r: int) -> list[str]:
             value = f"f32(({value}) * 128 + d2)" if digits == 3 else f"f32({value})"
         else:  # the sum of all digits may overflow
             value = "fma(f32(d0), 16384.0, f32(d1 * 128 + d2))" if digits == 3 else "fma(f32(d0), 128.0, f32(d1))"
-        lines += [f"  sum{w}_{c} += scale{w}_{r}.{'xyzw'[c]} * fma({value}, unit.x, unit.y);", "}"]
+        lines += [f"  sum{w}_{c} += scale{r}.{'xyzw'[c]} * fma({value}, unit.x, unit.y);", "}"]
     return lines
 
 
