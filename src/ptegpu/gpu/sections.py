@@ -16,7 +16,7 @@ from .buffers import GpuBuffer
 from .kernel_text import KernelParts, Unmergeable, parts_of
 from .merged_kernel import MAX_UNIFORM_BYTES, Slab, shared_bytes, stage_vectors
 
-FEWEST = 3  # stages of a section
+FEWEST = 6  # stages of a section: fewer are not worth a pipeline of their own
 IN_PLACE = {"write_cache", "write_pages", "latest_keep"}  # kernels that write a part of a tensor and leave the rest
 ONCE_ONLY = {"adamw"}  # kernels that may not run twice on the same state
 

@@ -143,13 +143,21 @@ def rows(form: AttentionForm, count: int, sharing: int, target: Target) -> Kerne
     cells = [(e, r) for e in range(s.each) for r in range(count)]
     key_loads = [(f"k{e}_{j}", f"key + {e * apart}u", f"min({places[j]}, {n - 1}u)") for e, j in own]
     body += [f"var {k} = vec4<f32>();" for k, _, _ in key_loads]
-    body += ["if (from_ < to) {", *(f"{k} = {_loaded('k', f'from_ * {keys}u', t, d)};" for k, t, d in key_loads), "}"]
+    value_loads = [(f"v{i}_{j}", f"slice + {i * slices.count}u", slices.quad(j)) for i, j in values]
+    first_values = value_loads if s.new_keys and target.resident else []  # before the wait for the queries
+    body += slices.start()
+    body += [f"var {v} = vec4<f32>();" for v, _, _ in first_values]
+    first_loads = [*key_loads, *first_values]
+    body += [
+        "if (from_ < to) {",
+        *(f"{x} = {_loaded(x[0], f'from_ * {keys}u', t, d)};" for x, t, d in first_loads),
+        "}",
+    ]
     ends = [all_rows.vector(v, lambda r: f"seen(min(first + {r}u, last))").replace("f32", "u32") for v in vectors]
     body += [f"let seen{v} = {value};" for v, value in enumerate(ends)]
-    body += [*_staged(s), *slices.start(), "for (var step = from_; step < to; step++) {", f"let base = step * {keys}u;"]
+    body += [*_staged(s), "for (var step = from_; step < to; step++) {", f"let base = step * {keys}u;"]
     body += [f"var dot{e}_{r} = vec4<f32>();" for e, r in cells]
-    value_loads = [(f"v{i}_{j}", f"slice + {i * slices.count}u", slices.quad(j)) for i, j in values]
-    body += [f"var {v} = {_loaded('v', 'base', t, d)};" for v, t, d in value_loads]
+    body += [f"var {v} = {_loaded('v', 'base', t, d)};" for v, t, d in ([] if first_values else value_loads)]
     body += _renewed(s, [*key_loads, *value_loads])
     for j, d in enumerate(places if s.ahead else ()):
         beyond = n % KEY_LANES and j == s.loads - 1
@@ -172,6 +180,7 @@ def rows(form: AttentionForm, count: int, sharing: int, target: Target) -> Kerne
         f"if (slice < {slices.count}u) {{",
         *(line for v in vectors for line in (_weigh(v, slices, keys) if s.early else _weigh_one_by_one(v, s))),
         "}",
+        *(f"{v} = {_loaded('v', f'(step + 1u) * {keys}u', t, d)};" for v, t, d in first_values),
         "}",
         *slices.finish("first"),
     ]
