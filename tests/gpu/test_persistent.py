@@ -29,7 +29,7 @@ SIZE = [("n", "u32"), ("factor", "f32")]
 
 
 def kernel(name: str, body: str, reads: dict[str, Storage], y: Storage = F32, **options: Any) -> KernelSpec:
-    return build(name, body, target=Target(), reads=reads, writes={"y": y}, params=SIZE, **options)
+    return build(name, body, target=Target(f16=True), reads=reads, writes={"y": y}, params=SIZE, **options)
 
 
 IN_BOUNDS = "  let i = group * WG + lid; if (i >= P.n) { return; }\n"
@@ -129,6 +129,17 @@ def test_a_run_of_dispatches_becomes_one(waiting):
 
 def test_elements_and_quads_share_a_buffer(waiting):
     check(waiting, plan_of((SCALE4, "x", "a"), (SCALE, "a", "b"), (SCALE4, "b", "c"), (REVERSED, "c", "y")), 1, X)
+
+
+def test_halves_are_stored_one_by_one_where_nothing_else_is(waiting):
+    if not waiting.target.f16:
+        pytest.skip("no f16")
+    half, halves = Storage(DType.F16), Storage(DType.F16, lanes=4)
+    scale = kernel("scale", IN_BOUNDS + "  y_put(i, x_at(i) * P.factor);", {"x": half}, half)
+    scale4 = kernel("scale4", IN_QUADS + "  y_put4(i, x_at4(i) * P.factor);", {"x": halves}, halves)
+    check(waiting, plan_of((scale4, "x", "a"), (scale, "a", "b"), (scale4, "b", "c"), (scale, "c", "y")), 1, X)
+    mixed = plan_of((SCALE, "x", "a"), (scale, "a", "b"), (scale4, "b", "c"), (SCALE4, "c", "y"))
+    check(waiting, mixed, 4, X)
 
 
 def test_bodies_share_workgroup_memory_of_other_types(waiting):
