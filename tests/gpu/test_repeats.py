@@ -108,6 +108,20 @@ def test_runs_in_flight(gives_up: int, stages: int, backwards: bool, hold: bool,
         np.testing.assert_array_equal(again[0], X + W)
 
 
+@pytest.mark.parametrize("stages", [0, 1])
+def test_an_input_from_a_run_of_dispatches(stages: int, merged: Merged) -> None:
+    merged.gives_up, merged.stages = 1, stages
+    with Session(merged.device) as session:
+        loaded = session.prepare(add())
+        run = session.resolve(loaded, [X, W])
+        run.recorded.waits = False
+        first = session.start(loaded, [X, W], run=run)
+        run.recorded.waits = True
+        second = session.start(loaded, [first.outputs[0], W])
+        np.testing.assert_array_equal(second.result()[0], X + W + W)
+        merged.check_repeated()
+
+
 def test_results_that_were_left(merged: Merged) -> None:
     merged.gives_up = 2
     with Session(merged.device) as session:
