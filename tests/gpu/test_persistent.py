@@ -14,7 +14,7 @@ from ptegpu.dtypes import DType
 from ptegpu.gpu import Device, Session
 from ptegpu.gpu.kernel_text import INDEPENDENT, Unmergeable, parts_of
 from ptegpu.gpu.merged_kernel import ARRIVES, WAITS, WAITS_LATE
-from ptegpu.gpu.persistent import PersistentForm, counter_of
+from ptegpu.gpu.persistent import PersistentForm, Scratch, counter_of
 from ptegpu.gpu.repeats import GAVE_UP
 from ptegpu.gpu.sections import placed, sections
 from ptegpu.kernels.wgsl import KernelSpec, Storage, build
@@ -29,7 +29,7 @@ SIZE = [("n", "u32"), ("factor", "f32")]
 
 
 def kernel(name: str, body: str, reads: dict[str, Storage], y: Storage = F32, **options: Any) -> KernelSpec:
-    return build(name, body, target=Target(), reads=reads, writes={"y": y}, params=SIZE, **options)
+    return build(name, body, target=Target(f16=True), reads=reads, writes={"y": y}, params=SIZE, **options)
 
 
 IN_BOUNDS = "  let i = group * WG + lid; if (i >= P.n) { return; }\n"
@@ -91,6 +91,13 @@ def plan_of(*stages: tuple[KernelSpec, str, str], n: int = N, factor: float = 1.
     return fixed("stages", buffers, kernels, dispatches, inputs=inputs, outputs=ports, params=params, blobs=[first])
 
 
+@pytest.fixture(autouse=True)
+def everything_merges(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Merge short runs, and stages with many groups for the only workgroup."""
+    monkeypatch.setattr("ptegpu.gpu.sections.FEWEST", 3)
+    monkeypatch.setattr("ptegpu.gpu.persistent.MOST_GROUPS", 1 << 20)
+
+
 @pytest.fixture
 def waiting(device: Device, monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
     """Merge dispatches. No software adapter promises to run two workgroups at a time, so there is only one."""
@@ -129,6 +136,17 @@ def test_a_run_of_dispatches_becomes_one(waiting):
 
 def test_elements_and_quads_share_a_buffer(waiting):
     check(waiting, plan_of((SCALE4, "x", "a"), (SCALE, "a", "b"), (SCALE4, "b", "c"), (REVERSED, "c", "y")), 1, X)
+
+
+def test_halves_are_stored_one_by_one_where_nothing_else_is(waiting):
+    if not waiting.target.f16:
+        pytest.skip("no f16")
+    half, halves = Storage(DType.F16), Storage(DType.F16, lanes=4)
+    scale = kernel("scale", IN_BOUNDS + "  y_put(i, x_at(i) * P.factor);", {"x": half}, half)
+    scale4 = kernel("scale4", IN_QUADS + "  y_put4(i, x_at4(i) * P.factor);", {"x": halves}, halves)
+    check(waiting, plan_of((scale4, "x", "a"), (scale, "a", "b"), (scale4, "b", "c"), (scale, "c", "y")), 1, X)
+    mixed = plan_of((SCALE, "x", "a"), (scale, "a", "b"), (scale4, "b", "c"), (SCALE4, "c", "y"))
+    check(waiting, mixed, 4, X)
 
 
 def test_bodies_share_workgroup_memory_of_other_types(waiting):
@@ -261,10 +279,9 @@ def test_stages_say_when_to_wait_and_to_arrive(device):
     plan = plan_of((SCALE, "x", "a"), (SCALE, "x", "b"), (LATE, "wa", "c"), (LATE, "wb", "d"), (ADD, "cd", "y"))
     with Session(device) as session:
         loaded = session.prepare(plan)
-        form = PersistentForm(device, plan, loaded.buffers, list(enumerate(plan.dispatches)), {2})
+        form = PersistentForm(device, plan, loaded.buffers, list(enumerate(plan.dispatches)), {2}, Scratch(device))
     (table,) = form._tables
     assert [0, ARRIVES, WAITS_LATE, ARRIVES, WAITS] == list(table.image[:, 2])
-    form.wait()
 
 
 # --- the text of kernels

@@ -64,6 +64,13 @@ class Merged:
         assert residency.verdict(self.device).reason.startswith("a run gave up: workgroups of plan ")
 
 
+@pytest.fixture(autouse=True)
+def everything_merges(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Merge short runs, and stages with many groups for the only workgroup."""
+    monkeypatch.setattr("ptegpu.gpu.sections.FEWEST", 3)
+    monkeypatch.setattr("ptegpu.gpu.persistent.MOST_GROUPS", 1 << 20)
+
+
 @pytest.fixture
 def merged(device: Device, monkeypatch: pytest.MonkeyPatch) -> Iterator[Merged]:
     monkeypatch.setattr("ptegpu.gpu.device._devices", {})
@@ -106,6 +113,20 @@ def test_runs_in_flight(gives_up: int, stages: int, backwards: bool, hold: bool,
         assert (merged.device.resident, len(merged.device.in_flight)) == (int(gives_up < 0), 0)
         again = session.run(session._loaded[0], [X, W])
         np.testing.assert_array_equal(again[0], X + W)
+
+
+@pytest.mark.parametrize("stages", [0, 1])
+def test_an_input_from_a_run_of_dispatches(stages: int, merged: Merged) -> None:
+    merged.gives_up, merged.stages = 1, stages
+    with Session(merged.device) as session:
+        loaded = session.prepare(add())
+        run = session.resolve(loaded, [X, W])
+        run.recorded.waits = False
+        first = session.start(loaded, [X, W], run=run)
+        run.recorded.waits = True
+        second = session.start(loaded, [first.outputs[0], W])
+        np.testing.assert_array_equal(second.result()[0], X + W + W)
+        merged.check_repeated()
 
 
 def test_results_that_were_left(merged: Merged) -> None:

@@ -23,7 +23,7 @@ from ..plan.resolve import PlanPoint, Resolver, choices_at
 from .buffers import GpuBuffer
 from .checks import Argument, Points, check_fits, outgrows, sizes_at, sizes_of
 from .native import Handle
-from .persistent import MergedDispatch, PersistentForm
+from .persistent import MergedDispatch, PersistentForm, Scratch
 from .pipelines import ComputePipeline
 from .readback import DeviceTensor, StagingLayout
 from .recorder import Steps
@@ -168,6 +168,7 @@ class LoadedPlan:
         self.groups: dict[tuple[object, ...], Handle] = {}
         self.combined: dict[tuple[int, tuple[int, ...]], CombinedLaunches] = {}
         self.recorded: RecordedSteps | None = None  # of the last run
+        self.scratch = Scratch(self.device)
         self.done_once: set[tuple[int, tuple[Binding, ...]]] = set()  # dispatches that run only once, and ran
 
     def use(self, plan: Plan, buffers: list[GpuBuffer]) -> None:
@@ -202,11 +203,11 @@ class LoadedPlan:
                 combined.persistent.wait()
 
     def combine_at(self, points: Points) -> None:
-        """Combine the choices at these points, so that their merged kernels are compiled in the background."""
+        """Combine the choices at these points, so that their merged kernels compile in the background."""
         if self.device.resident:
             for point in points or ([] if self.plan.rows else [{}]):
-                with suppress(Unplanned):
-                    self._combined_at(sizes_at(self.plan.inputs, point), lambda _input, _element: 0)
+                with suppress(Unplanned, LimitExceeded, InvalidProgram):  # a run at this point raises them
+                    self._resolve((), sizes_at(self.plan.inputs, point), lambda _input, _element: 0)
 
     def resolve(self, inputs: Sequence[Argument]) -> ResolvedRun:
         """Return the run of these inputs; raise Unplanned if the plan does not hold at their sizes."""
@@ -305,8 +306,8 @@ class LoadedPlan:
         images = list(zip([self.buffers[k] for k in self.params], combined.images(plan, at), strict=False))
         if combined.persistent is None or not self.device.resident:
             return RecordedSteps(key, at, separate, separate, tuple(outputs), images, [], None)
-        compiling = None if combined.persistent.compiled else combined.persistent
         merged, tables = combined.persistent.at(shapes, item)
+        compiling = None if combined.persistent.compiled else combined.persistent
         steps, _ = combined.steps(at, merged)
         touched = combined.persistent.buffers
         return RecordedSteps(
@@ -332,7 +333,7 @@ class LoadedPlan:
             return None
         dispatches = [(k, d) for k, choice in enumerate(choices) for d in choice.dispatches if not d.once]
         outputs = {o.buffer for o in self.plan.families[at.family].outputs if isinstance(o, Port)}
-        form = PersistentForm(self.device, self.plan, self.buffers, dispatches, outputs)
+        form = PersistentForm(self.device, self.plan, self.buffers, dispatches, outputs, self.scratch)
         return form if form.buffers else None
 
     def _run_once(self, launches: Sequence[Launch]) -> None:

@@ -29,7 +29,7 @@ SPINS = 100_000  # looks at the counter until a workgroup gives up: 50 to 100 ms
 WAITS, ARRIVES, WAITS_LATE = 1, 2, 4  # flags of a stage; late: in the body, after independent loads, and after it
 MAX_UNIFORM_BYTES = 65536
 COUNTER_BYTES = 16
-_SCALARS = {"f32", "i32", "u32"}
+_SCALARS, _HALVES = {"f32", "i32", "u32"}, {"f16", "vec4<f16>"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +54,8 @@ class Slab:
         """Return the type of an element in the merged kernel."""
         if len(self.elements) == 1:
             return next(iter(self.elements))
+        if self.elements <= _HALVES:
+            return "f16"
         return "u32" if self.elements <= _SCALARS else "vec4<u32>"
 
 
@@ -368,4 +370,8 @@ _IN_QUADS["store", "vec4<f16>"] = (
     "let f = vec4<f32>(v); let c = (i & 1u) * 2u; "
     "SLAB[i >> 1u][c] = pack2x16float(f.xy); SLAB[i >> 1u][c + 1u] = pack2x16float(f.zw);"
 )
-_BODIES = {"u32": _IN_WORDS, "vec4<u32>": _IN_QUADS}
+_IN_HALVES = {
+    ("load", "vec4<f16>"): "let q = i * 4u; return vec4<f16>(SLAB[q], SLAB[q + 1u], SLAB[q + 2u], SLAB[q + 3u]);",
+    ("store", "vec4<f16>"): "let q = i * 4u; " + "".join(f"SLAB[q + {k}u] = v[{k}]; " for k in range(4)).strip(),
+}
+_BODIES = {"u32": _IN_WORDS, "vec4<u32>": _IN_QUADS, "f16": _IN_HALVES}

@@ -1,24 +1,26 @@
 """The persistent form of a plan: each section of its dispatches is one dispatch whose workgroups wait for each other.
 
 Pipelines and bind groups are the same for all sizes; the table of a section's stages and the parameters are written per
-size. Where temporaries exceed `MAX_SCRATCH` or a stage `MOST_GROUPS`, a section stays dispatches; so does every section
-until its kernel is compiled, in another thread, or if the driver cannot compile it.
+size. Where temporaries exceed `MAX_SCRATCH` or a stage `MOST_GROUPS`, a section stays dispatches. So does every section
+until its kernel is compiled, which begins in another thread when a size first needs it, or if the driver cannot.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 
 from ..errors import KernelError
 from ..plan.numbers import Item, Shapes, compile_rows
-from ..plan.plan import OFFSET_ALIGN, Expr, Number, Plan, PlannedDispatch
+from ..plan.plan import OFFSET_ALIGN, Expr, Kernel, Number, Plan, PlannedDispatch
 from .buffers import GpuBuffer
 from .device import Device
+from .kernel_text import Unmergeable
 from .merged_kernel import (
     ARRIVES,
     COUNTER_BYTES,
@@ -63,22 +65,38 @@ class _Table:
     """The merged kernel of a section and its table of stages, without the offsets in the scratch buffer."""
 
     section: Section
-    compiling: ThreadJob[list[ComputePipeline]]
+    kernel: Callable[[], Kernel]
     image: np.ndarray  # uint32 (stages, words)
     scratch: list[tuple[int, int, int, int]]  # stage, word, number of the region, bytes of an element
     regions: list[list[Number]]  # for each region in the scratch buffer: its size is the largest of these
     buffer: GpuBuffer
     words: list[GpuBuffer]
     syms: GpuBuffer | None
+    compiling: ThreadJob[list[ComputePipeline]] | None = None
     group: Handle | None = None
     bound: tuple[GpuBuffer, GpuBuffer] | None = None  # the scratch buffer and the counter of `group`
 
     @property
     def pipeline(self) -> ComputePipeline | None:
-        if self.compiling.done:
+        if self.compiling is not None and self.compiling.done:
             with suppress(KernelError):
                 return self.compiling.result()[0]
         return None
+
+
+class Scratch:
+    """The buffer for the temporaries of all merged dispatches of a plan, which never run side by side. It grows."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self.buffer: GpuBuffer | None = None
+
+    def room(self, nbytes: int) -> GpuBuffer:
+        """Return the buffer, with at least this size."""
+        if self.buffer is None or self.buffer.nbytes < nbytes:
+            size = max(1 << 16, 1 << (nbytes - 1).bit_length())
+            self.buffer = self._device.buffer("scratch", min(size, self._device.target.max_binding_bytes), "storage")
+        return self.buffer
 
 
 class PersistentForm:
@@ -91,10 +109,11 @@ class PersistentForm:
         buffers: Sequence[GpuBuffer],
         dispatches: Sequence[tuple[int, PlannedDispatch]],
         outputs: set[int],
+        scratch: Scratch,
     ) -> None:
         self._device = device
         self._buffers = buffers
-        self._scratch: GpuBuffer | None = None
+        self._scratch = scratch
         self._tables: list[_Table] = []
         for section in sections(plan, placed(plan, dispatches), outputs, buffers, device.target):
             self._tables.append(self._table(plan, section))
@@ -108,16 +127,18 @@ class PersistentForm:
     def buffers(self) -> list[GpuBuffer]:
         """Return the buffers of its own."""
         own = [t.buffer for t in self._tables]
-        return [*own, *([self._scratch] if self._scratch else []), *([counter_of(self._device)] if own else [])]
+        scratch = self._scratch.buffer
+        return [*own, *([scratch] if scratch else []), *([counter_of(self._device)] if own else [])]
 
     @property
     def compiled(self) -> bool:
-        return all(t.compiling.done for t in self._tables)
+        return all(t.compiling is None or t.compiling.done for t in self._tables)
 
     def wait(self) -> None:
-        """Wait until all kernels are compiled."""
+        """Wait until all kernels that sizes needed so far are compiled."""
         for table in self._tables:
-            table.compiling.wait()
+            if table.compiling is not None:
+                table.compiling.wait()
 
     def at(self, shapes: Shapes, item: Item) -> tuple[list[MergedDispatch], list[tuple[GpuBuffer, np.ndarray]]]:
         """Return the merged dispatches at these sizes, in order, and the contents of their tables."""
@@ -128,10 +149,7 @@ class PersistentForm:
 
         merged: list[MergedDispatch] = []
         images: list[tuple[GpuBuffer, np.ndarray]] = []
-        for table in self._tables:
-            pipeline = table.pipeline
-            if pipeline is None:
-                continue
+        for table in list(self._tables):
             grids = ([number(n) for n in stage.dispatch.grid] for stage in table.section.stages)
             if max(x * y for x, y in grids) > MOST_GROUPS * self._device.resident:
                 continue
@@ -139,7 +157,16 @@ class PersistentForm:
             total = sum(sizes)
             if total > min(MAX_SCRATCH, self._device.target.max_binding_bytes):
                 continue
-            scratch = self._room(total)
+            if table.compiling is None:
+                try:
+                    table.compiling = self._device.compile_kernels([table.kernel()])
+                except Unmergeable:
+                    self._tables.remove(table)
+                    continue
+            pipeline = table.pipeline
+            if pipeline is None:
+                continue
+            scratch = self._scratch.room(total)
             group = self._group(table, pipeline, scratch)
             image = table.image.copy()
             # Later regions have lower addresses: what a kernel reads behind the end of one was written before.
@@ -150,12 +177,6 @@ class PersistentForm:
             merged.append(MergedDispatch(section.first, section.end, pipeline.handle, group, self._device.resident))
             images.append((table.buffer, image))
         return merged, images
-
-    def _room(self, nbytes: int) -> GpuBuffer:
-        if self._scratch is None or self._scratch.nbytes < nbytes:
-            size = max(1 << 16, 1 << (nbytes - 1).bit_length())
-            self._scratch = self._device.buffer("scratch", min(size, self._device.target.max_binding_bytes), "storage")
-        return self._scratch
 
     def _group(self, table: _Table, pipeline: ComputePipeline, scratch: GpuBuffer) -> Handle:
         counter = counter_of(self._device)
@@ -203,16 +224,11 @@ class PersistentForm:
         image[:, 0] = [list(bodies).index(key) for key in keys]
         device = self._device
         params_of = [self._buffers[k] for k in words]
-        merged = merged_kernel(
-            list(bodies.values()),
-            [slab for _, slab in section.slabs.values()],
-            [b.nbytes for b in params_of],
-            len(section.stages),
-            SPINS,
-        )
-        compiling = device.compile_kernels([merged])
+        slab_types = [slab for _, slab in section.slabs.values()]
+        nbytes_of = [b.nbytes for b in params_of]
+        kernel_of = partial(merged_kernel, [*bodies.values()], slab_types, nbytes_of, len(section.stages), SPINS)
         buffer = device.buffer("stages", image.nbytes, "uniform")
-        return _Table(section, compiling, image, scratch, [r.sizes for r in regions], buffer, params_of, syms)
+        return _Table(section, kernel_of, image, scratch, [r.sizes for r in regions], buffer, params_of, syms)
 
 
 def _constants(plan: Plan, stages: Sequence[Stage]) -> tuple[tuple[int, int], ...]:

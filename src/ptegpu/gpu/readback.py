@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from time import perf_counter
 from typing import TYPE_CHECKING, NamedTuple
+from weakref import ref
 
 import numpy as np
 
@@ -41,9 +42,9 @@ class DeviceTensor:
         dtype: DType,
         shape: tuple[int, ...],
         generation: int,
-        origin: Pending | None = None,
+        origin: Pending,
     ) -> None:
-        self.origin = origin  # its run, if that may have to be repeated
+        self.origin = ref(origin)  # its run
         self.session, self.buffer, self.dtype, self.shape = session, buffer, dtype, shape
         self._generation, self._owners = generation, buffer.owners
 
@@ -206,8 +207,7 @@ class Pending:
 
     def _output(self, o: Port | Number) -> DeviceTensor | int:
         if isinstance(o, Port):
-            origin = None if self.in_flight is None else self
-            return DeviceTensor(self._session, self._buffers[o.buffer], o.dtype, o.shape, self._generation, origin)  # type: ignore[arg-type]
+            return DeviceTensor(self._session, self._buffers[o.buffer], o.dtype, o.shape, self._generation, self)  # type: ignore[arg-type]
         return int(self._run.ints[o.row] if isinstance(o, Expr) else o)
 
     def result(self) -> list[Argument]:

@@ -23,9 +23,8 @@ if TYPE_CHECKING:
     from .checks import Argument
     from .device import Device
     from .loaded import LoadedPlan
-    from .readback import DeviceTensor, Pending
+    from .readback import Pending
     from .recording import Recording
-    from .session import Session
 
 GAVE_UP = 1 << 30  # in the counter of arrivals
 SMALL = 1 << 16  # bytes of a state that is saved
@@ -42,6 +41,7 @@ class RunInFlight:
     def __init__(self, loaded: LoadedPlan, inputs: Sequence[Argument], read: tuple[int, ...] | None) -> None:
         self.loaded, self.read = loaded, read
         self.inputs = [x.copy() if isinstance(x, np.ndarray) else x for x in inputs]  # callers reuse their arrays
+        self.origins = [origin_of(x) for x in inputs]
         self.pending: Pending | None = None
         self._saved: list[tuple[GpuBuffer, GpuBuffer]] = []  # states and copies of them
 
@@ -60,9 +60,28 @@ class RunInFlight:
         for state, saved in self._saved:
             recording.copy(saved, state, state.nbytes)
 
+    def values(self) -> list[Argument]:
+        """Return the inputs for a repetition, for a caller that holds the lock of the session."""
+        return [self._value(x, o) for x, o in zip(self.inputs, self.origins, strict=True)]
+
+    def _value(self, x: Argument, origin: Pending | None) -> Argument:
+        """Return an input, or its values if its run is not repeated: then a later run may have overwritten it."""
+        if isinstance(x, int | np.ndarray) or x.session is not self.loaded.session:
+            return x
+        if origin is not None and origin.repetition is not None:
+            return x
+        values = None
+        if origin is not None:
+            values = origin.result()[next(k for k, output in enumerate(origin.outputs) if output is x)]
+        if not isinstance(values, np.ndarray):
+            raise DeviceError(
+                "a run gave up, and one of its inputs is not on the host to repeat it: call the method again"
+            )
+        return values
+
     def end(self) -> None:
         """Drop the inputs and the saved states."""
-        self.inputs = []
+        self.inputs, self.origins, self.pending = [], [], None
         while self._saved:
             self.loaded.device.release(self._saved.pop()[1])
 
@@ -82,6 +101,8 @@ class RunsInFlight:
         self, loaded: LoadedPlan, waits: bool, inputs: Sequence[Argument], read: tuple[int, ...] | None
     ) -> RunInFlight | None:
         """Return what the repetition of a run will need; None if it cannot give up and follows none that may."""
+        if not waits and not self._runs:
+            return None
         if (
             self.repeating
             or len(self._runs) >= MOST
@@ -146,8 +167,8 @@ class RunsInFlight:
     def _follows(self, loaded: LoadedPlan, inputs: Sequence[Argument]) -> bool:
         """Return whether a run may use what a run in flight writes."""
         sessions = {id(run.loaded.session) for run in self._runs}
-        origins = [x.origin for x in inputs if not isinstance(x, int | np.ndarray)]
-        return id(loaded.session) in sessions or any(o is not None and o.in_flight in self._runs for o in origins)
+        origins = [o for o in map(origin_of, inputs) if o is not None]
+        return id(loaded.session) in sessions or any(o.in_flight in self._runs for o in origins)
 
     def _submit(self) -> None:
         """Submit the runs that are held; forget those that were dropped."""
@@ -164,18 +185,6 @@ def _repeatable(loaded: LoadedPlan) -> bool:
     return all(loaded.plan.buffers[c.target].nbytes <= SMALL for c in loaded.plan.copies)
 
 
-def values_of(inputs: Sequence[Argument], session: Session) -> list[Argument]:
-    """Return inputs for a repetition on a session whose lock the caller holds."""
-    return [x if isinstance(x, int | np.ndarray) else _value_of(x, session) for x in inputs]
-
-
-def _value_of(tensor: DeviceTensor, session: Session) -> Argument:
-    """Return a tensor, or its values if its run is not repeated: then a later run may have overwritten it."""
-    origin = tensor.origin
-    if origin is None or origin.repetition is not None or tensor.session is not session:
-        return tensor
-    number = next(k for k, output in enumerate(origin.outputs) if output is tensor)
-    values = origin.result()[number]
-    if values is tensor:
-        raise DeviceError("a run gave up, and one of its inputs is not on the host to repeat it: call the method again")
-    return values
+def origin_of(value: Argument) -> Pending | None:
+    """Return the run whose output this is, if it is on the device and the run's caller still has it."""
+    return None if isinstance(value, int | np.ndarray) else value.origin()

@@ -21,7 +21,7 @@ from .device import Device
 from .loaded import LoadedPlan, ResolvedRun, kernels_at
 from .readback import DeviceTensor, Pending, Staging, StagingPool
 from .recording import GuardedRecording, Recording
-from .repeats import RunInFlight, values_of
+from .repeats import RunInFlight
 from .store import BufferStore, SharedConstants
 from .threads import Lock
 
@@ -166,7 +166,7 @@ class Session:
 
         Callers hold the lock of the device.
         """
-        loaded, inputs = flight.loaded, values_of(flight.inputs, self)
+        loaded, inputs = flight.loaded, flight.values()
         run = loaded.resolve(inputs)
         self._guard.forget()
         with self._guard as recording:
