@@ -34,17 +34,19 @@ fn block_word(v: vec4<f32>, lift: f32) -> u32 {{
 
 
 def accessors(name: str, lanes: int, *, write: bool) -> list[str]:
-    """Return functions of a binding: `x_at4(quad)` or `x_at(element)`, and `x_put_block(block, eight quads)`."""
+    """Return functions of a binding: `x_at4(quad)` or `x_at(element)`, and `x_put_block(block, eight quads)`.
+
+    `x_quad_from(block, quad)` counts quads from a block on: the compiler sees which of them share a scale.
+    """
+    lines = [
+        f"fn {name}_quad_from(block: u32, q: u32) -> vec4<f32> {{ let b = (block + (q >> 3u)) * {WORDS}u; "
+        f"return block_quad({name}[b + 1u + (q & 7u)], {name}[b]); }}"
+    ]
     if lanes == 4:
-        lines = [
-            f"fn {name}_at4(q: u32) -> vec4<f32> {{ let b = (q >> 3u) * {WORDS}u; "
-            f"return block_quad({name}[b + 1u + (q & 7u)], {name}[b]); }}"
-        ]
+        lines.append(f"fn {name}_at4(q: u32) -> vec4<f32> {{ return {name}_quad_from(q >> 3u, q & 7u); }}")
     else:
-        lines = [
-            f"fn {name}_at(i: u32) -> f32 {{ let b = (i >> 5u) * {WORDS}u; "
-            f"return block_quad({name}[b + 1u + ((i >> 2u) & 7u)], {name}[b])[i & 3u]; }}"
-        ]
+        quad = f"{name}_quad_from(i >> 5u, (i >> 2u) & 7u)"
+        lines.append(f"fn {name}_at(i: u32) -> f32 {{ return {quad}[i & 3u]; }}")
     if write:
         quads = [f"v{j}" for j in range(QUADS)]
         lines += [

@@ -33,7 +33,6 @@ COMPUTE = {
     DType.I8: "i32",
     DType.U8: "i32",
     DType.BOOL: "bool",
-    DType.Q8: "f32",
 }
 LOWEST = "-3.4028234663852886e38"  # finite, so that -inf - top is -inf and never NaN
 ZERO = {"f32": "0.0", "i32": "0", "bool": "false"}
