@@ -23,9 +23,11 @@ def coarse(rng: np.random.Generator, *shape: int, dtype: Any = np.float32) -> Ar
 
 
 def stored(x: Array) -> Array:
-    """Return values as a cache in 8 bits gives them back, in float64."""
+    """Return values as a cache in 8 bits gives them back, in float64: multiples of a step with 15 significant bits."""
     blocks = x.astype(np.float64).reshape(-1, BLOCK)
     step = np.abs(blocks).max(1, keepdims=True) / 127
+    fraction, exponent = np.frexp(step)
+    step = np.ldexp(np.ceil(fraction * 2**15), exponent - 15)
     return np.asarray(np.rint(blocks / np.where(step, step, 1)) * step).reshape(x.shape)
 
 

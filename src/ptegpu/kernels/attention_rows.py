@@ -233,7 +233,7 @@ def _new_blocks(name: str, first: str, quads: int) -> list[str]:
     return [
         f"for (var i = {first}; i < P.queries * {each}u; i += WG) {{",
         f"  let t = start() + i / {each}u;",
-        f"  let top = block_top({', '.join(at)}); let lift = block_lift(top); let unit = block_unit(top);",
+        f"  let unit = block_unit(block_top({', '.join(at)})); let lift = block_lift(unit);",
         *(f"  {word}" for word in words),
         "  if (split == 0u && t < P.keys) {",
         f"    let place = z * P.{name}_batch + head * P.{name}_head + t * P.{name}_row;",
