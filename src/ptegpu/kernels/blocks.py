@@ -15,6 +15,7 @@ from ..dtypes import BLOCK, BLOCK_BYTES
 WORDS = BLOCK_BYTES // 4  # of a block
 QUADS = BLOCK // 4  # of elements
 DROPPED = 0x1FF  # bits of a scale's mantissa
+INFINITY = 0x7F800000  # the scale of a block with NaN or infinity, whose elements are all read as NaN
 LOWEST_TOP = 1e-30  # a block whose elements are all smaller is stored as zeros
 
 READING = """fn block_quad(word: u32, unit: u32) -> vec4<f32> {
@@ -25,9 +26,11 @@ READING = """fn block_quad(word: u32, unit: u32) -> vec4<f32> {
 
 # The largest magnitude of a block, its scale as stored, the inverse of a step, and a word of four elements.
 WRITING = f"""fn block_top({", ".join(f"v{j}: vec4<f32>" for j in range(QUADS))}) -> f32 {{
-  var high = abs(v0);
-{"".join(f"  high = max(high, abs(v{j}));{chr(10)}" for j in range(1, QUADS))}\
-  return max(max(high.x, high.y), max(high.z, high.w));
+  var high = abs(v0); var all_ = high;
+{"".join(f"  high = max(high, abs(v{j})); all_ += abs(v{j});{chr(10)}" for j in range(1, QUADS))}\
+  let top = max(max(high.x, high.y), max(high.z, high.w));
+  let infinite = bitcast<u32>((all_.x + all_.y) + (all_.z + all_.w)) & {INFINITY:#x}u; // max may drop NaN
+  return select(top, bitcast<f32>(infinite), infinite == {INFINITY:#x}u);
 }}
 fn block_unit(top: f32) -> u32 {{
   return select(0u, (bitcast<u32>(top * {256 / 127}) + {DROPPED}u) & ~{DROPPED}u, top > {LOWEST_TOP});
@@ -69,8 +72,9 @@ def blocks_of(values: np.ndarray) -> np.ndarray:
     """Return float32 values as blocks, uint32 [count / 32, 9]."""
     rows = values.reshape(-1, BLOCK).astype(np.float32)
     top = np.abs(rows).max(1, keepdims=True)
+    top[~np.isfinite(top)] = np.inf
     top[top <= LOWEST_TOP] = 0
     units = ((top * np.float32(256 / 127)).view(np.uint32) + np.uint32(DROPPED)) & np.uint32(~DROPPED & 0xFFFFFFFF)
     lift = np.divide(np.float32(256), units.view(np.float32), out=np.zeros_like(top), where=units > 0)
-    elements = (np.rint(rows * lift) + 128).astype(np.uint8)
+    elements = (np.rint(np.where(np.isfinite(top), rows, 0) * lift) + 128).astype(np.uint8)
     return np.concatenate((units, elements.view("<u4")), 1)
