@@ -35,8 +35,10 @@ PrecisionName = Annotated[
     ),
 ]
 CacheType = Annotated[
-    Literal["f32", "f16"],
-    typer.Option(help="Element type of key-value caches; f16 halves their memory and is faster when they are long."),
+    Literal["f32", "f16", "q8"],
+    typer.Option(
+        help="Type of key-value caches; f16 takes half the memory of f32, q8 9/32, and both are faster when long."
+    ),
 ]
 PersistentMode = Annotated[
     Literal["auto", "on", "off"],

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..dtypes import DType
+from ..dtypes import BLOCK, DType
 from ..plan.target import Target
 from ..sizes import cached
 from .wgsl import ACROSS, I32, LARGEST, LOWEST, KernelSpec, Storage, build, u32s
@@ -234,10 +234,12 @@ def _quad(array: str, dim: int, quads: bool) -> str:
 def _key_quad(name: str, dim: int, form: AttentionForm) -> str:
     """Return `k_quad` or `v_quad`: quad d of key or value t."""
     batch, row = ("", "row_of(t)") if form.paged else (f" + z * P.{name}_batch", "t")
+    in_blocks = form.quads and dim % BLOCK == 0 and (form.k if name == "k" else form.v) is DType.Q8
+    quad = f"x{name}_quad_from(place / {BLOCK}u, d)" if in_blocks else _quad(f"x{name}", dim, form.quads)
     return (
         f"fn {name}_quad(z: u32, head: u32, t: u32, d: u32) -> vec4<f32> {{\n"
         f"  let place = P.{name}_first{batch} + head * P.{name}_head + {row} * P.{name}_row;\n"
-        f"  return {_quad(f'x{name}', dim, form.quads)};\n}}"
+        f"  return {quad};\n}}"
     )
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ..dtypes import DType
+from ..dtypes import BLOCK, DType
 from ..plan.plan import INDEPENDENT
 from ..plan.target import Target
 from ..sizes import cached
 from .attention import AttentionForm, module, workgroup_range
 from .attention_slices import MOST_SLICES, SPARE, RowVectors, Slices
+from .blocks import QUADS, WORDS
 from .wgsl import ELEMENT_BYTES, KernelSpec
 
 MOST_ROWS = 8  # maximum rows of a workgroup
@@ -117,6 +118,8 @@ class Division:
 
 def takes_new(form: AttentionForm, rows: int, sharing: int, target: Target) -> bool:
     """Return True if `rows` can take new keys and values: one workgroup has all rows and enough memory."""
+    if DType.Q8 in (form.k, form.v) and form.dim % BLOCK:
+        return False  # a block would belong to several heads
     if not form.quads or form.key_quads > MOST_QUERY_QUADS or rows > most_rows(form.dim):
         return False
     shared = Division.of(form, rows_of_block(most_rows(form.dim), rows), sharing, target).shared().values()
@@ -203,23 +206,55 @@ def _staged(s: Division) -> list[str]:
     if s.new_keys:
         key = f"n_turned(place, i % {n}u, s)" if turned else f"n_quad(place, i % {n}u)"
         key, value = _rounded(key, s.form.k), _rounded(f"nv_at4((place >> 2u) + i % {n}u)", s.form.v)
+        stored = {"k": s.form.k, "v": s.form.v}
+        puts = " ".join(f"x{name}_put4(to, {name}4);" for name, dtype in stored.items() if dtype is not DType.Q8)
+        put = [
+            "  if (split == 0u && t < P.keys) {",
+            f"    let to = ((z * P.k_batch + head * P.k_head + t * P.k_row) >> 2u) + i % {n}u;",
+            f"    {puts}",
+            "  }",
+        ]
         lines += [
             f"for (var i = WG - 1u - lid; i < P.queries * {n}u; i += WG) {{",  # invocations without a query first
             f"  let s = i / {n}u; let t = start() + s; let place = z * P.new_batch + head * P.k_head + s * P.k_row;",
             f"  let k4 = {key}; let v4 = {value};",
             "  new_k[i] = k4; new_v[i] = v4;",
-            "  if (split == 0u && t < P.keys) {",
-            f"    let to = ((z * P.k_batch + head * P.k_head + t * P.k_row) >> 2u) + i % {n}u;",
-            "    xk_put4(to, k4); xv_put4(to, v4);",
-            "  }",
+            *(put if puts else ()),
             "}",
         ]
+        lines += ["workgroupBarrier();"] if DType.Q8 in stored.values() else []
+        for name, first in (("k", "lid"), ("v", "WG - 1u - lid")):
+            lines += _new_blocks(name, first, n) if stored[name] is DType.Q8 else []
     return [*lines, "workgroupBarrier();"]
 
 
 def _rounded(value: str, dtype: DType) -> str:
     """Return the value as read back from a cache of that type."""
     return f"quantizeToF16({value})" if dtype is DType.F16 else value
+
+
+def _new_blocks(name: str, first: str, quads: int) -> list[str]:
+    """Return lines that round new keys or values of so many `quads` in workgroup memory as a cache of blocks does.
+
+    They also write them to the cache; an invocation has a block.
+    """
+    each = quads // QUADS
+    at = [f"new_{name}[{QUADS}u * i + {j}u]" for j in range(QUADS)]
+    words = [f"let word{j} = block_word({quad}, lift);" for j, quad in enumerate(at)]
+    return [
+        f"for (var i = {first}; i < P.queries * {each}u; i += WG) {{",
+        f"  let t = start() + i / {each}u;",
+        f"  let unit = block_unit(block_top({', '.join(at)})); let lift = block_lift(unit);",
+        *(f"  {word}" for word in words),
+        "  if (split == 0u && t < P.keys) {",
+        f"    let place = z * P.{name}_batch + head * P.{name}_head + t * P.{name}_row;",
+        f"    let to = ((place >> 5u) + i % {each}u) * {WORDS}u;",
+        f"    x{name}[to] = unit;",
+        *(f"    x{name}[to + {j + 1}u] = word{j};" for j in range(QUADS)),
+        "  }",
+        *(f"  {quad} = block_quad(word{j}, unit);" for j, quad in enumerate(at)),
+        "}",
+    ]
 
 
 def _renewed(s: Division, quads: list[tuple[str, str, str]]) -> list[str]:

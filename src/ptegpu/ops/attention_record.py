@@ -11,14 +11,14 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from ..dtypes import DType
+from ..dtypes import BLOCK, DType
 from ..errors import ShapeError
 from ..graph.graph import Shape, Sym, Tensor
 from ..kernels import attention_matrices as by_matrices
 from ..kernels import attention_rows as few
 from ..kernels import attention_tiles as by_tiles
 from ..kernels.attention import AttentionForm, Masked, Merge, Turn, merge
-from ..kernels.cache import write_cache
+from ..kernels.cache import unit_of, write_cache
 from ..kernels.rope import rope
 from ..kernels.wgsl import store_type, writable
 from ..plan.target import Target
@@ -58,7 +58,7 @@ class HeadLayout(NamedTuple):
 
     def nbytes(self, x: Tensor) -> int:
         """Return the number of bytes that are read of a tensor."""
-        return self.batch * self.length * self.heads * self.dim * x.dtype.size
+        return x.dtype.nbytes(self.batch * self.length * self.heads * self.dim)
 
     @property
     def quads(self) -> bool:
@@ -146,8 +146,9 @@ class CacheWrite(Work):
         values, caches = self.values, self.caches
         batch, queries, heads, dim = values[0].shape
         positions, width = caches[0].shape[1], heads * dim
-        if width % 4 == 0:
-            style, width = "quads", width // 4
+        unit = unit_of([c.dtype for c in caches])
+        if width % unit == 0:
+            style, width = "blocks" if unit == BLOCK else "quads", width // unit
             units = batch * queries * width
         elif all(writable(c.dtype, target) for c in caches):
             style, units = "elements", batch * queries * width
@@ -156,7 +157,7 @@ class CacheWrite(Work):
         kernel = write_cache(style, tuple(v.dtype for v in values), tuple(c.dtype for c in caches), target)
         params: dict[str, int | float | Sym] = {"batch": batch, "queries": queries, "positions": positions}
         params |= {"width": width, "start": self.start}
-        changed = sum(v.numel * c.dtype.size for v, c in zip(values, caches, strict=True))
+        changed = sum(c.dtype.nbytes(v.numel) for v, c in zip(values, caches, strict=True))
         groups = -(-units // kernel.kernel.workgroup)
         yield Dispatch(kernel, values, caches, groups, params, write_bytes=changed, label=self.label)
 
@@ -269,7 +270,7 @@ class AttentionWork(Work):
         first = self.start.value if isinstance(self.start, Sym) else self.start
         pairs, keys = visible(qs.length, ks.length, self.causal, first if self.bounded else None)
         cached = (ks.nbytes(self.k) + vs.nbytes(self.v)) * keys // largest(ks.length, 1)
-        written = sum(x.numel * cache.dtype.size for x, cache in zip(new or (), writes, strict=True))
+        written = sum(cache.dtype.nbytes(x.numel) for x, cache in zip(new or (), writes, strict=True))
         yield Dispatch(
             kernel,
             reads,

@@ -15,7 +15,7 @@ from ..errors import ShapeError
 from ..graph.graph import Tensor
 from ..kernels import attention_rows as few
 from ..kernels.attention import PAGE, AttentionForm, merge
-from ..kernels.cache import write_pages
+from ..kernels.cache import unit_of, write_pages
 from ..kernels.wgsl import store_type
 from ..plan.target import Target
 from ..sizes import largest, smallest
@@ -25,7 +25,12 @@ from .registry import Dispatch, Out, Scratch, Steps, op
 ATTEND = "ptegpu.attend_pages.default"
 
 
-@op(ATTEND, mutates=["key_pages", "value_pages"], fits="query float, rows int32, tables int32")
+@op(
+    ATTEND,
+    mutates=["key_pages", "value_pages"],
+    fits="query float, key_pages float|q8, value_pages float|q8, rows int32, tables int32",
+    role="pages",
+)
 def attend_pages(
     query: Tensor,
     key: Tensor,
@@ -51,11 +56,13 @@ def attend_pages(
         return
     paging = {"table_width": tables.shape[1], "sequences": tables.shape[0], "pages": pages}
     width = shared * dim
-    lanes = 4 if width % 4 == 0 and dim == value_dim else 1
-    kernel = write_pages((key.dtype, value.dtype), (key_pages.dtype, value_pages.dtype), lanes, PAGE, target)
-    words = {"queries": count, "width": width // lanes, **paging}
-    groups = -(-count * width // (lanes * kernel.kernel.workgroup))
-    changed = key.numel * key_pages.dtype.size + value.numel * value_pages.dtype.size
+    stored = key_pages.dtype, value_pages.dtype
+    unit = unit_of(stored)
+    unit = unit if width % unit == 0 and dim == value_dim else 1
+    kernel = write_pages((key.dtype, value.dtype), stored, unit, PAGE, target)
+    words = {"queries": count, "width": width // unit, **paging}
+    groups = -(-count * width // (unit * kernel.kernel.workgroup))
+    changed = key_pages.dtype.nbytes(key.numel) + value_pages.dtype.nbytes(value.numel)
     caches = [key_pages, value_pages]
     yield Dispatch(kernel, [key, value, rows, tables], caches, groups, words, write_bytes=changed)
     qs, ks, vs, ys = (head_layout(x.shape, False) for x in (query, key_pages, value_pages, y))

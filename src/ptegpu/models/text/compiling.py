@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from ...dtypes import BLOCK, DType
 from ...errors import UnsupportedProgram
 from ...format import ProgramFile
-from ...plan import Bundle, Var
+from ...plan import CACHE_TYPES, Bundle, Cache, Var
 from ...sampling import MODES, PENALTY, words_of
 from ..card import Card
 from ..kinds import Additions
@@ -58,12 +59,12 @@ def serving_plans(file: ProgramFile, card: Card, sizes: ServeSizes, targets: Seq
     rows = min(sizes.rows, signature.chunk)
     sequences = min(sizes.sequences, rows)
     limit = min(min(t.max_binding_bytes, t.max_buffer_bytes) for t in targets)
-    half = any(t.cache == "f16" for t in targets)
+    widest = max((t.cache for t in targets), key=lambda cache: CACHE_TYPES[cache].nbytes(BLOCK))
     pages = 0
 
     def count(page_sizes: Sequence[int]) -> int:
         nonlocal pages
-        pages = pages_of(signature, sequences, page_sizes, sizes.memory, limit, half)
+        pages = pages_of(signature, sequences, page_sizes, sizes.memory, limit, widest)
         return pages
 
     def limits(tail: Tail) -> None:
@@ -130,15 +131,15 @@ def width_of(signature: TextSignature) -> int:
 
 
 def pages_of(
-    signature: TextSignature, sequences: int, sizes: Sequence[int], memory: int | None, limit: int, half: bool
+    signature: TextSignature, sequences: int, sizes: Sequence[int], memory: int | None, limit: int, cache: Cache
 ) -> int:
     """Return the number of pages: all that the sequences can use, if memory permits, but at least one full context.
 
-    `sizes` are the bytes of a page of each cache in float32; `half` caches take half of that. A cache has at most
-    `limit` bytes.
+    `sizes` are the bytes of a page of each cache in float32; `cache` is the type in which they are stored. A cache has
+    at most `limit` bytes.
     """
-    parts = 2 if half else 1
+    share, of = CACHE_TYPES[cache].nbytes(BLOCK), DType.F32.nbytes(BLOCK)
     count = sequences * width_of(signature)
     if memory is not None:
-        count = min(count, memory * parts // sum(sizes))
-    return max(width_of(signature), min(count, limit * parts // max(sizes)))
+        count = min(count, memory * of // (share * sum(sizes)))
+    return max(width_of(signature), min(count, limit * of // (share * max(sizes))))

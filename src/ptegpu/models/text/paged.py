@@ -71,7 +71,7 @@ class PagedRunner:
                 if budget is None and free is not None:
                     budget = max(0, free - (source.nbytes + _bytes_of(data) if shares is None else 0)) // SHARE
                 limit = min(device.target.max_binding_bytes, device.target.max_buffer_bytes)
-                pages = pages_of(signature, slots, sizes, budget, limit, options.cache == "f16")
+                pages = pages_of(signature, slots, sizes, budget, limit, options.cache)
                 return pages
 
             points = serving_points(signature, max_rows, slots)
