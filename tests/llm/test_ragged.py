@@ -32,7 +32,15 @@ class Rows:
     def __init__(self, path: Path) -> None:
         self.signature = signature_of(path)
         points = [
-            {"input 0[1]": n, "rows[0]": n, "wanted[0]": w, "settings[0]": w, "seen[0]": w, "seen[1]": 0}
+            {
+                "input 0[1]": n,
+                "rows[0]": n,
+                "wanted[0]": w,
+                "settings[0]": w,
+                "seen[0]": w,
+                "seen[1]": 0,
+                "single": n == w,
+            }
             for n, w in ((1, 1), (2, 2), (9, 3))
         ]
         append = {"forward": serving_of(self.signature, PAGES, SEQUENCES)}
@@ -53,8 +61,9 @@ class Rows:
         words = [np.append(s.words(n), np.int32(s.flags)) for s, n in zip(sampling, steps)]
         settings = np.array(words, np.int32).reshape(len(sample_rows), 9)
         seen_tokens = np.zeros((len(sample_rows), 0), np.int32)
+        single = int(len(places) == len(sample_rows))
         sampled, logprobs = self.program(
-            tokens, places, self.tables, np.array(sample_rows, np.int32), settings, seen_tokens
+            tokens, places, self.tables, np.array(sample_rows, np.int32), settings, seen_tokens, single
         )
         assert np.isfinite(logprobs).all()
         return [int(t) for t in sampled]

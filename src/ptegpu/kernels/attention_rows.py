@@ -192,18 +192,21 @@ def _staged(s: Division) -> list[str]:
     if s.new_keys:
         key = f"n_turned(place, i % {n}u, s)" if turned else f"n_quad(place, i % {n}u)"
         key, value = _rounded(key, s.form.k), _rounded(f"nv_at4((place >> 2u) + i % {n}u)", s.form.v)
+        place = "z * P.k_batch + head * P.k_head + t * P.k_row"
+        place = "head * P.k_head + u32(slot) * P.k_row" if s.form.paged else place
         lines += [
             f"for (var i = WG - 1u - lid; i < P.queries * {n}u; i += WG) {{",  # invocations without a query first
             f"  let s = i / {n}u; let t = start() + s; let place = z * P.new_batch + head * P.k_head + s * P.k_row;",
             f"  let k4 = {key}; let v4 = {value};",
             "  new_k[i] = k4; new_v[i] = v4;",
-            "  if (split == 0u && t < P.keys) {",
-            f"    let to = ((z * P.k_batch + head * P.k_head + t * P.k_row) >> 2u) + i % {n}u;",
+            "  let slot = new_row();" if s.form.paged else "",
+            f"  if (split == 0u && {'slot >= 0' if s.form.paged else 't < P.keys'}) {{",
+            f"    let to = (({place}) >> 2u) + i % {n}u;",
             "    xk_put4(to, k4); xv_put4(to, v4);",
             "  }",
             "}",
         ]
-    return [*lines, "workgroupBarrier();"]
+    return [*filter(None, lines), "workgroupBarrier();"]
 
 
 def _rounded(value: str, dtype: DType) -> str:

@@ -143,7 +143,7 @@ class GemvGroup:
     @property
     def read(self) -> list[Tensor]:
         first, *further = reversed(self.products) if self.pair else self.products
-        activations = [self.parts.tensor if self.parts else first.a]
+        activations = self.parts.reads if self.parts else [first.a]
         if self.norm:
             activations = [self.norm.source[0], self.norm.weight]
         operands = [t for q in further for t in (*q.matrix, *q.added)]

@@ -103,9 +103,8 @@ class PagedRunner:
         settings, seen_bits = row_operands(sampled, self._signature.vocabulary)
         sample_rows = np.array(run.sample_rows or [0], np.int32)  # one at least
         tokens = np.array([run.tokens], self._signature.tokens.numpy)
-        call = start(
-            self.method, [tokens, np.array(run.rows, np.int32), self._tables, sample_rows, settings, seen_bits]
-        )
+        rows, single = np.array(run.rows, np.int32), int(count == len(run.rows))  # a sequence has one sampled row
+        call = start(self.method, [tokens, rows, self._tables, sample_rows, settings, seen_bits, single])
 
         def results() -> tuple[list[int], list[float]]:
             tokens, logprobs = call.result()[:2]
