@@ -58,8 +58,8 @@ class Rows:
         """Run rows of (sequence, position, token); return the sampled tokens. `steps` counts each sequence's tokens."""
         tokens = np.array([[t for _, _, t in rows]], self.signature.tokens.numpy)
         places = np.array([[s, p] for s, p, _ in rows], np.int32).reshape(-1, 2)
-        words = [np.append(s.words(n), np.int32(s.flags)) for s, n in zip(sampling, steps)]
-        settings = np.array(words, np.int32).reshape(len(sample_rows), 9)
+        words = [s.row(n, rows[k][0]) for s, n, k in zip(sampling, steps, sample_rows)]
+        settings = np.frombuffer(b"".join(words), np.int32).reshape(len(sample_rows), 10)
         seen_tokens = np.zeros((len(sample_rows), 0), np.int32)
         single = int(len(places) == len(sample_rows))
         sampled, logprobs = self.program(

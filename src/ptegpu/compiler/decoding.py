@@ -21,11 +21,12 @@ from ..errors import UnsupportedProgram
 from ..graph.flat import FlatMethod
 from ..graph.graph import Shape
 from ..kernels.attention import PAGE
+from ..kernels.sample_selection import ROW_WORDS
 from ..ops import REGISTRY
 from ..ops.attention import OVER_CACHE, WITH_CACHE
 from ..ops.cache import WRITE
 from ..ops.index import TAKE
-from ..ops.latest import FILL, KEEP
+from ..ops.latest import FILL
 from ..ops.lookup import facts_of
 from ..ops.moves import SELECT, SLICE
 from ..ops.ragged import ATTEND, ROTARY_ROWS
@@ -66,8 +67,9 @@ def serving(vocabulary: int, context: int, chunk: int, pages: Count, sequences: 
     `pages` may be a function of the bytes that a page takes in each cache, in its own type.
 
     The inputs are tokens [1, S] (-1: the latest chosen for the sequence), rows int32 [S, 2] (sequence, position),
-    tables int32 [sequences, pages of each], wanted int32 [W] (rows), settings int32 [W, 9], seen int32 [W, words or 0],
-    and single: 1 if no sequence has more than one row. The results are tokens (W,) and their log-probabilities (W,).
+    tables int32 [sequences, pages of each], wanted int32 [W] (rows), settings int32 [W, 10], seen int32
+    [W, words or 0], and single: 1 if no sequence has more than one row. The results are tokens (W,) and their
+    log-probabilities (W,).
     """
     width = -(-context // PAGE)
 
@@ -76,7 +78,7 @@ def serving(vocabulary: int, context: int, chunk: int, pages: Count, sequences: 
         rows = tail.input("rows", DType.I32, (chunk, 2), dynamic=True)
         tables = tail.input("tables", DType.I32, (sequences, width))
         sampled_rows = tail.input("wanted", DType.I32, (chunk,), dynamic=True)
-        settings = tail.input("settings", DType.I32, (chunk, len(SETTINGS) + 1), dynamic=True)
+        settings = tail.input("settings", DType.I32, (chunk, ROW_WORDS), dynamic=True)
         seen_tokens = tail.input("seen", DType.I32, (chunk, words_of(vocabulary)), dynamic=True)
         single = tail.input("single")
         latest = Var("latest tokens", DType.I32, (sequences,), kind="state")
@@ -85,8 +87,7 @@ def serving(vocabulary: int, context: int, chunk: int, pages: Count, sequences: 
         if len(logits.sizes) == 2:
             shape = (1, -1, logits.sizes[1])
             (logits,) = tail.call(VIEW, logits, shape, gives=[(logits.dtype, (1, *logits.sizes))])  # type: ignore[list-item]
-        tail.outputs = list(tail.call(SAMPLE_ROWS, logits, settings, seen_tokens, gives=results))
-        tail.call(KEEP, tail.outputs[0], rows, sampled_rows, latest, gives=[(DType.I32, (1,))])
+        tail.outputs = list(tail.call(SAMPLE_ROWS, logits, settings, seen_tokens, latest, gives=results))
 
     return append
 

@@ -99,7 +99,7 @@ class PagedRunner:
                 self._pages[request.slot] = list(request.pages)
                 self._tables[request.slot, : len(request.pages)] = request.pages
         count = len(run.sample_rows)
-        sampled = ((request.sampler, step, request.tokens) for request, step in zip(run.sample_requests, run.steps))
+        sampled = ((r.sampler, step, r.slot, r.tokens) for r, step in zip(run.sample_requests, run.steps))
         settings, seen_bits = row_operands(sampled, self._signature.vocabulary)
         sample_rows = np.array(run.sample_rows or [0], np.int32)  # one at least
         tokens = np.array([run.tokens], self._signature.tokens.numpy)
