@@ -108,8 +108,7 @@ def prepare(source: BlockSource, target: Target, across: int = 0, exact: bool = 
             *([source.look.replace("ACROSS", f"{across}u")] if source.look else look),
             "top[lid] = most;",
             *agree("max(top[lid], other)"),
-            "let exponent = (bitcast<u32>(top[own]) >> 23u) & 255u;",
-            f"let power = select(127u, clamp({254 + TOP}u - exponent, 1u, 253u), exponent > 0u);",
+            *lifted("top[own]"),
             "lift = bitcast<f32>(power << 23u);",
             "if (first == 0u && place < P.m) { factors_put(P.first_row + row, bitcast<f32>((254u - power) << 23u)); }",
         ]
@@ -134,6 +133,14 @@ def prepare(source: BlockSource, target: Target, across: int = 0, exact: bool = 
         shared={"top": ("f32", across * share)} if source.scaled else {},
         helpers=f"struct Eight {{ low: vec4<f32>, high: vec4<f32> }}\n{source.eight}\n{NEAR if exact else ''}",
     )
+
+
+def lifted(most: str) -> list[str]:
+    """Return lines that declare `power`, the exponent of the factor by which a row with the bound `most` is scaled."""
+    return [
+        f"let exponent = (bitcast<u32>({most}) >> 23u) & 255u;",
+        f"let power = select(127u, clamp({254 + TOP}u - exponent, 1u, 253u), exponent > 0u);",
+    ]
 
 
 def _masked(low: str, high: str) -> str:
