@@ -72,8 +72,9 @@ def _prepare(
     """Return the dispatch that stores m rows of each set as blocks, from row `first_row` on."""
     sets, row_blocks, k_blocks, each = to.blocks.shape
     across = target.workgroup(256) // ROWS if p.window else 0
-    kernel = tensor_core_blocks.prepare(source, target, across, each > ROWS * SPAN)
-    parts = ceil(m, ROWS if across else SHARE)
+    share = ROWS if across else 1 if m <= TILES[-2].rows else SHARE  # more workgroups than a few rows have otherwise
+    kernel = tensor_core_blocks.prepare(source, target, across, each > ROWS * SPAN, share)
+    parts = ceil(m, share)
     params = {"first_row": 0, **params, "m": m, "k": k, "parts": parts, "row_blocks": row_blocks}
     params["k_blocks"] = k_blocks
     return Dispatch(kernel, reads, to.reads, sets * parts, params, label=p.label, once=_constant(reads))
