@@ -89,7 +89,6 @@ class PagedRunner:
         self.ahead = int(self.method.in_one_plan)
         self._signature = signature
         self._tables = np.full((slots, width_of(signature)), -1, np.int32)
-        self._pages: list[list[int]] = [[] for _ in range(slots)]  # in the tables
         running = min(sequences, slots, max_rows)
         self.scheduler = Scheduler(Pages(pages, PAGE), signature.context, running, max_rows, prefill_rows, queue)
 
@@ -105,9 +104,9 @@ class PagedRunner:
     def arguments(self, run: PlannedRun) -> list[Any]:
         """Return the inputs of the method for a run."""
         for request in run.requests:
-            if self._pages[request.slot] != request.pages:
-                self._pages[request.slot] = list(request.pages)
+            if request.moved:
                 self._tables[request.slot, : len(request.pages)] = request.pages
+                request.moved = False
         sampled = ((r.sampler, step, r.slot, r.tokens) for r, step in zip(run.sample_requests, run.steps))
         settings, seen_bits = row_operands(sampled, self._signature.vocabulary)
         sample_rows = np.array(run.sample_rows or [0], np.int32)  # one at least
