@@ -341,6 +341,13 @@ def test_what_cannot_be_turned_is_served_one_by_one(model: LanguageModel, monkey
         assert handles[1].generation.timings.reused_tokens > 16
 
 
+def test_caches_of_halves() -> None:
+    with BatchEngine(DEMO, sequences=2, cache="f16") as engine, LanguageModel(DEMO, cache="f16") as model:
+        handles = [engine.submit(text, {"max_tokens": 6}) for text in ("Once upon a time", "The")]
+        for text, handle in zip(("Once upon a time", "The"), handles):
+            assert_same(model.generate(text, max_tokens=6), handle.wait())
+
+
 @pytest.fixture(scope="module")
 def saved() -> Bundle:
     """Return a bundle with little memory, so that requests are preempted."""

@@ -16,7 +16,9 @@ import numpy as np
 
 from ..dtypes import DType
 from ..graph.graph import Graph, Sym
+from ..ops.tensor_core_products import has_matrix_units
 from ..passes.caches import narrow_caches
+from ..passes.chains import chain_products
 from ..passes.memory import ConstantKey, Memory
 from ..passes.split import split_constants
 from ..plan.numbers import Item, with_operands
@@ -60,6 +62,8 @@ class Planner:
         self.narrowed = narrow_caches(graph, narrow) if narrow is not DType.F32 else 0  # number of caches
         if target.precision == "auto" and not _rounded(graph):
             target = replace(target, precision="exact")
+        if has_matrix_units(target) and target.precision != "exact":
+            chain_products(graph)
         self.graph, self.target, self.ahead, self.plain = graph, target, ahead, plain
         self.limit = MAX_AHEAD if ahead else MAX_FAMILIES
         self.dynamic = tuple(dynamic) if dynamic is not None else (False,) * len(graph.inputs)

@@ -208,9 +208,11 @@ def _staged(s: Division) -> list[str]:
         key, value = _rounded(key, s.form.k), _rounded(f"nv_at4((place >> 2u) + i % {n}u)", s.form.v)
         stored = {"k": s.form.k, "v": s.form.v}
         puts = " ".join(f"x{name}_put4(to, {name}4);" for name, dtype in stored.items() if dtype is not DType.Q8)
+        slot, inside, place = _destination(s, "k")
         put = [
-            "  if (split == 0u && t < P.keys) {",
-            f"    let to = ((z * P.k_batch + head * P.k_head + t * P.k_row) >> 2u) + i % {n}u;",
+            *slot,
+            f"  if (split == 0u && {inside}) {{",
+            f"    let to = (({place}) >> 2u) + i % {n}u;",
             f"    {puts}",
             "  }",
         ]
@@ -224,8 +226,15 @@ def _staged(s: Division) -> list[str]:
         ]
         lines += ["workgroupBarrier();"] if DType.Q8 in stored.values() else []
         for name, first in (("k", "lid"), ("v", "WG - 1u - lid")):
-            lines += _new_blocks(name, first, n) if stored[name] is DType.Q8 else []
+            lines += _new_blocks(s, name, first, n) if stored[name] is DType.Q8 else []
     return [*lines, "workgroupBarrier();"]
+
+
+def _destination(s: Division, name: str) -> tuple[list[str], str, str]:
+    """Return lines, the condition on which a cache stores the key or value of position `t`, and its place there."""
+    if s.form.paged:
+        return ["  let slot = new_row();"], "slot >= 0", f"head * P.{name}_head + u32(slot) * P.{name}_row"
+    return [], "t < P.keys", f"z * P.{name}_batch + head * P.{name}_head + t * P.{name}_row"
 
 
 def _rounded(value: str, dtype: DType) -> str:
@@ -233,7 +242,7 @@ def _rounded(value: str, dtype: DType) -> str:
     return f"quantizeToF16({value})" if dtype is DType.F16 else value
 
 
-def _new_blocks(name: str, first: str, quads: int) -> list[str]:
+def _new_blocks(s: Division, name: str, first: str, quads: int) -> list[str]:
     """Return lines that round new keys or values of so many `quads` in workgroup memory as a cache of blocks does.
 
     They also write them to the cache; an invocation has a block.
@@ -241,14 +250,15 @@ def _new_blocks(name: str, first: str, quads: int) -> list[str]:
     each = quads // QUADS
     at = [f"new_{name}[{QUADS}u * i + {j}u]" for j in range(QUADS)]
     words = [f"let word{j} = block_word({quad}, lift);" for j, quad in enumerate(at)]
+    slot, inside, place = _destination(s, name)
     return [
         f"for (var i = {first}; i < P.queries * {each}u; i += WG) {{",
         f"  let t = start() + i / {each}u;",
         f"  let unit = block_unit(block_top({', '.join(at)})); let lift = block_lift(unit);",
         *(f"  {word}" for word in words),
-        "  if (split == 0u && t < P.keys) {",
-        f"    let place = z * P.{name}_batch + head * P.{name}_head + t * P.{name}_row;",
-        f"    let to = ((place >> 5u) + i % {each}u) * {WORDS}u;",
+        *slot,
+        f"  if (split == 0u && {inside}) {{",
+        f"    let to = ((({place}) >> 5u) + i % {each}u) * {WORDS}u;",
         f"    x{name}[to] = unit;",
         *(f"    x{name}[to + {j + 1}u] = word{j};" for j in range(QUADS)),
         "  }",

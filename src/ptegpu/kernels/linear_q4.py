@@ -21,7 +21,7 @@ from .gemv import Gemv, by_subgroups, reduce_lanes
 from .linear_q4_rows import DIGITS, STAGED_HEAD, InputRows, along_k, merged
 from .matmul import GemmForm, module
 from .packing import PARAMS, RAW, WHOLE, Packing, four_of, scale_at, unsigned, word_loader
-from .wgsl import KernelSpec, Storage, u32s
+from .wgsl import I32, KernelSpec, Storage, u32s
 
 AHEAD = 1  # blocks of each row that a lane loads before the first barrier
 
@@ -87,6 +87,7 @@ def gemv(
         shared |= a.memory()
         shared |= {"squares": ("f32", count * layout.lanes * layout.slots)} if normed else {}
     reads = {"a": Storage(DType.F32, 4) if merge else Storage(form.a, 4 if form.a_quads else 1)}
+    reads |= {"rows": I32} if merge and merge.paged else {}
     reads |= {"g": Storage(norm, 4 if form.a_quads else 1)} if norm else {}
     for s, bias in zip(["", *suffixes], (None, *further), strict=True):
         reads[f"b{s}"] = Storage(packing.dtype, raw=RAW[layout.words])

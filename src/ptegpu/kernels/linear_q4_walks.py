@@ -21,7 +21,7 @@ from .gemv import Gemv
 from .linear_q4_rows import along_k, merged
 from .matmul import GemmForm, module
 from .packing import RAW, Packing
-from .wgsl import KernelSpec, Storage, build, u32s
+from .wgsl import I32, KernelSpec, Storage, build, u32s
 
 COLUMNS = 4  # of a set at a time
 SMALLEST_SUBGROUP = 4  # lanes among which four sums are distributed
@@ -95,6 +95,7 @@ def walks(
     packing, layout = walk.packing, walk.layout
     lanes = 4 if form.a_quads else 1
     reads = {"a": Storage(DType.F32, 4) if merge else Storage(form.a, lanes)}
+    reads |= {"rows": I32} if merge and merge.paged else {}
     reads |= {"g": Storage(norm, lanes)} if norm else {}
     for s in suffixes:
         reads |= {f"b{s}": Storage(packing.dtype, raw=RAW[layout.words]), f"scales{s}": Storage(packing.scales, 4)}

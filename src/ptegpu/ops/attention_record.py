@@ -19,11 +19,12 @@ from ..kernels import attention_rows as few
 from ..kernels import attention_tiles as by_tiles
 from ..kernels.attention import AttentionForm, Masked, Merge, Turn, merge
 from ..kernels.cache import unit_of, write_cache
-from ..kernels.rope import rope
+from ..kernels.rope import RopeStart, rope
 from ..kernels.wgsl import store_type, writable
 from ..plan.target import Target
 from ..sizes import largest, smallest
 from . import attention_matrices
+from .paging import PageWrite, Paging
 from .pointwise import broadcast_strides
 from .registry import Dispatch, Scratch, Step, Steps, SymInt, Work
 
@@ -103,12 +104,14 @@ class Rotary(Work):
     outs: tuple[Tensor, ...]
     params: Mapping[str, int | Sym]
     seq: int = 1
+    rows: Tensor | None = None  # int32 [S, 2], with the position of each row, for the style "halves"
     label: str = ""
 
     def steps(self, target: Target) -> Steps:
         xs, seq, params = self.xs, self.seq, dict(self.params)
         symbolic = isinstance(params.get("start"), Sym)
-        kernel = rope(self.style, tuple(x.dtype for x in xs), tuple(t.dtype for t in self.tables), symbolic, target)
+        start: RopeStart = "rows" if self.rows else "symbolic" if symbolic else "given"
+        kernel = rope(self.style, tuple(x.dtype for x in xs), tuple(t.dtype for t in self.tables), start, target)
         quads = [-(-x.numel // 4) for x in xs]
         params |= {"dim": xs[0].shape[-1], "seq": xs[0].shape[seq]}
         for name, x, n in zip(("xq", "xk"), xs, quads, strict=False):
@@ -116,7 +119,8 @@ class Rotary(Work):
             if self.style == "halves":
                 params |= {f"{name}_last": max(x.numel - 1, 0), f"{name}_batch": math.prod(x.shape[1:])}
         groups = -(-sum(quads) // kernel.kernel.workgroup)
-        yield Dispatch(kernel, [*xs, *self.tables], self.outs, groups, params, label=self.label)
+        reads = [*xs, *self.tables, *([self.rows] if self.rows else [])]
+        yield Dispatch(kernel, reads, self.outs, groups, params, label=self.label)
 
     @property
     def turn(self) -> Turn | None:
@@ -125,12 +129,14 @@ class Rotary(Work):
         halves, apart = self.style == "halves", self.params.get("table_head") or self.params.get("table_batch")
         if self.seq != 1 or len(self.xs) != 2 or apart or dim % 4 or (halves and width % 8):
             return None
-        return Turn(self.style, (width if halves else dim) // 4, self.tables[0].dtype, self.tables[1].dtype)
+        cos, sin = (t.dtype for t in self.tables)
+        return Turn(self.style, (width if halves else dim) // 4, cos, sin, self.rows is not None)
 
     @property
     def place(self) -> dict[str, int | Sym]:
         """The rows of the tables, as parameters of an attention with a `turn`."""
-        return {"table_rows": self.tables[0].shape[0], "table_start": self.params.get("start", 0)}
+        start = {} if self.rows else {"table_start": self.params.get("start", 0)}
+        return {"table_rows": self.tables[0].shape[0], **start}
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,8 +173,13 @@ class Parts:
     """The running softmaxes of an attention that is split over keys, which the reader of the result merges."""
 
     tensor: Tensor  # (splits, batch, heads, rows, value quads + 1, 4)
+    rows: Tensor | None  # that belong to many sequences
     merge: Merge
     params: Mapping[str, int | float | Sym]
+
+    @property
+    def reads(self) -> list[Tensor]:
+        return [self.tensor, *([self.rows] if self.rows else [])]
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +187,8 @@ class AttentionWork(Work):
     """Attention of the rows of q, which begin at position `start`, to k and v; if `bounded`, up to the last row's key.
 
     `new` are keys and values to be written into k and v from the start on. `rotary` computes q and the new keys. The
-    kernel for few rows does both.
+    kernel for few rows does both. With `paging`, each row of q [1, S, H, D] has a sequence and a position of its own,
+    and k and v are pages.
     """
 
     q: Tensor
@@ -193,6 +205,7 @@ class AttentionWork(Work):
     empty: float = 0.0  # the result where no key is visible
     rotary: Rotary | None = None
     at: tuple[HeadLayout, ...] | None = None  # layouts of q, k, v and y that are read through strides
+    paging: Paging | None = None
     label: str = ""
 
     def steps(self, target: Target) -> Steps:
@@ -203,7 +216,7 @@ class AttentionWork(Work):
             qs = self._places[0]
             groups = -(-qs.batch * qs.length * qs.heads * form.value_quads // kernel.kernel.workgroup)
             params = {**parts.params, **self._places[3].strides("y")}
-            yield Dispatch(kernel, [parts.tensor], [self.y], groups, params, label=self.label)
+            yield Dispatch(kernel, parts.reads, [self.y], groups, params, label=self.label)
 
     def splits(self, target: Target) -> int:
         """Return the maximum number of parts of the result."""
@@ -218,28 +231,36 @@ class AttentionWork(Work):
         if not self.y.numel:
             return None
         plain, tiled, rows, new, rotary = self._form(target), self._tiled(target), self._rows, self.new, self.rotary
+        paging = self.paging
         qs, ks, vs, ys = self._places
         sharing = qs.heads // ks.heads
         takes_new = new and self.bounded and not tiled and new[0].dtype is new[1].dtype
         takes_new = takes_new and few.takes_new(replace(plain, new=plain.k), rows, sharing, target)
-        turns = rotary and takes_new and not self.mask and target.max_storage_buffers >= TURNED
+        takes_new = takes_new and (not paging or (self.k.shape == self.v.shape and paging.single == 1))
+        bindings = TURNED + (2 if paging else 0)
+        turns = rotary and takes_new and not self.mask and target.max_storage_buffers >= bindings
         turn = rotary.turn if rotary and turns else None
         if rotary and not turn:
             yield rotary
         if new and not takes_new:
-            yield CacheWrite(new, (self.k, self.v), self.start, self.label)
+            caches = self.k, self.v
+            yield (
+                PageWrite(new, caches, paging, self.label)
+                if paging
+                else CacheWrite(new, caches, self.start, self.label)
+            )
             new = None
         splits, reads, writes = self.splits(target), [self.q, self.k, self.v], list[Tensor]()
         shared: dict[str, int | float | Sym] = {"splits": splits, "part": _part(tiled, target)}
         shared |= {"keys": ks.length, "queries": qs.length, "sharing": sharing, "heads": ks.heads}
         shared["empty"] = self.empty if ks.length else 0.0
-        shared |= {"start": self.start} if self.bounded else {}
+        shared |= {"start": self.start} if self.bounded and not paging else {}
         params = {**shared, "rows": rows, "blocks": self._blocks(target), "hidden": -math.inf}
         params["scale"] = 1.0 / math.sqrt(qs.dim) if self.scale is None else self.scale
         units = tiled and attention_matrices.serves(plain, self._places, target)
         params |= {} if units else {**qs.strides("q"), **ks.strides("k"), **vs.strides("v")}
         if new:
-            params["new_batch"] = new[0].numel // qs.batch
+            params["new_batch"] = new[0].numel // qs.batch if paging is None else ks.heads * ks.dim
             reads, writes = [self.q, *new], [self.k, self.v]
         if rotary and turn:
             reads = [*rotary.xs, reads[-1], *rotary.tables]
@@ -249,12 +270,16 @@ class AttentionWork(Work):
             reads.append(mask.tensor)
             params |= dict(zip(("mask_batch", "mask_head", "mask_row", "mask_key"), mask.strides, strict=True))
             params |= {"mask_first": mask.first, "fill": mask.fill}
+        if paging:
+            reads += [paging.rows, paging.tables]
+            params |= paging.params(self.k)
         form = replace(plain, split=splits > 1, new=new[0].dtype if new else None, turn=turn)
         result, parts = self.y, None
         if form.split:
             part_quads = ks.batch * ks.heads * rows * (form.value_quads + 1)
             result = yield Scratch((splits, part_quads, 4), DType.F32)
-            parts = Parts(result, Merge(form.value_quads, form.cached), {**shared, "apart": part_quads})
+            merge_form = Merge(form.value_quads, form.cached, form.paged)
+            parts = Parts(result, paging and paging.rows, merge_form, {**shared, "apart": part_quads})
         else:
             params |= ys.strides("y")
         others = sum(x.nbytes for x in reads if x not in (self.q, self.k, self.v))
@@ -268,6 +293,7 @@ class AttentionWork(Work):
             count = few.rows_of_block(few.most_rows(qs.dim), rows)
             kernel = few.rows(form, count, sharing if new else 1, target)
         first = self.start.value if isinstance(self.start, Sym) else self.start
+        first = ks.length - 1 if paging else first  # at most
         pairs, keys = visible(qs.length, ks.length, self.causal, first if self.bounded else None)
         cached = (ks.nbytes(self.k) + vs.nbytes(self.v)) * keys // largest(ks.length, 1)
         written = sum(cache.dtype.nbytes(x.numel) for x, cache in zip(new or (), writes, strict=True))
@@ -289,9 +315,21 @@ class AttentionWork(Work):
         """The layouts of q, k, v and y."""
         if self.at is not None:
             return self.at
+        if self.paging:
+            return self._paged_places
         q, k, v = (x.shape for x in (self.q, self.k, self.v))
         first = self.heads_first
         return head_layout(q, first), head_layout(k, first), head_layout(v, first), head_layout((*q[:-1], v[-1]), first)
+
+    @property
+    def _paged_places(self) -> tuple[HeadLayout, ...]:
+        """The layouts of q, k, v and y, where each row of q and y is a batch."""
+        assert self.paging
+        qs, ks, vs = (head_layout(x.shape, False) for x in (self.q, self.k, self.v))
+        ys = head_layout((*self.q.shape[:-1], vs.dim), False)
+        q, y = (x._replace(batch=x.length, length=1, by_batch=x.by_row) for x in (qs, ys))
+        k, v = (x._replace(batch=q.batch, length=self.paging.keys) for x in (ks, vs))
+        return q, k, v, y
 
     @property
     def _mask(self) -> Mask | None:
@@ -310,7 +348,7 @@ class AttentionWork(Work):
         """Return True if rows are computed in tiles: these are full enough, and enough of them keep the GPU busy."""
         _, ks, vs, _ = self._places
         fits = vs.dim <= by_tiles.TILE_DIM and target.workgroup(128) == by_tiles.TILE_THREADS
-        if not (self._rows > FEW_ROWS and fits and not target.software):
+        if self.paging or not (self._rows > FEW_ROWS and fits and not target.software):
             return False
         tiles = ks.batch * ks.heads * -(-self._rows // by_tiles.TILE_ROWS) * -(-ks.length // TILES_PART)
         return not 4 * tiles < target.device_class.units
@@ -345,6 +383,7 @@ class AttentionWork(Work):
             cached=self.bounded,
             causal=self.causal,
             split=False,
+            paged=self.paging is not None,
         )
 
 

@@ -257,7 +257,7 @@ class GemvGroup:
     def _activations(self, first: Product) -> list[Tensor]:
         if self.norm:
             return [self.norm.source[0], self.norm.weight]
-        return [self.parts.tensor if self.parts else first.a]
+        return list(self.parts.reads) if self.parts else [first.a]
 
     def _dispatch(self, kernel: KernelSpec, read: list[Tensor], groups: int, params: dict[str, Any]) -> Dispatch:
         params["a_first"] = self.norm.source[1] if self.norm else 0

@@ -102,9 +102,9 @@ def load(
     or part of its name (`ptegpu doctor` lists them). `engine` is the GPU backend, "wgpu" or "dawn"; docs/engines.md
     explains "auto". `precision` controls whether products may round their operands to f16: "exact" never, "fast"
     always, also in attention, "auto" if their weights are quantized or f16. `cache` is the type in which key-value
-    caches are stored: "f32", "f16", or "q8", which takes 9 bits for an element. `persistent` controls whether dispatches
-    of a run become stages of a single one: "off" never, "on" also on software adapters; docs/engines.md explains "auto".
-    `methods` selects the methods to load.
+    caches are stored: "f32", "f16", or "q8", which takes 9 bits for an element. `persistent` controls whether
+    dispatches of a run become stages of a single one: "off" never, "on" also on software adapters; docs/engines.md
+    explains "auto". `methods` selects the methods to load.
     `append` adds operator calls to methods, by name: see `append.py`. `sizes` and `points` are the sizes to plan for:
     see `ptegpu.compile`. Kernels for the points in `first` compile during the upload of weights, kernels for other
     sizes when they are first needed. `beside` is a program of the same file and data; this one shares its device and

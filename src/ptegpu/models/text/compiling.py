@@ -98,7 +98,7 @@ def serving_points(signature: TextSignature, rows: int, sequences: int) -> list[
 
     def point(n: int, sampled: int, words: int) -> dict[str, int]:
         counts = {f"{name}[0]": sampled for name in ("wanted", "settings", "seen")}
-        return {"input 0[1]": n, "rows[0]": n, "seen[1]": words, **counts}
+        return {"input 0[1]": n, "rows[0]": n, "seen[1]": words, "single": int(n == sampled), **counts}
 
     return [point(n, sampled, seen_words) for seen_words in (0, words) for n, sampled in sizes]
 

@@ -89,29 +89,30 @@ class PagedRunner:
         self.ahead = int(self.method.in_one_plan)
         self._signature = signature
         self._tables = np.full((slots, width_of(signature)), -1, np.int32)
-        self._pages: list[list[int]] = [[] for _ in range(slots)]  # in the tables
         running = min(sequences, slots, max_rows)
         self.scheduler = Scheduler(Pages(pages, PAGE), signature.context, running, max_rows, prefill_rows, queue)
 
     def start(self, run: PlannedRun) -> Results:
-        for request in run.requests:
-            if self._pages[request.slot] != request.pages:
-                self._pages[request.slot] = list(request.pages)
-                self._tables[request.slot, : len(request.pages)] = request.pages
-        count = len(run.sample_rows)
-        sampled = ((request.sampler, step, request.tokens) for request, step in zip(run.sample_requests, run.steps))
-        settings, seen_bits = row_operands(sampled, self._signature.vocabulary)
-        sample_rows = np.array(run.sample_rows or [0], np.int32)  # one at least
-        tokens = np.array([run.tokens], self._signature.tokens.numpy)
-        call = start(
-            self.method, [tokens, np.array(run.rows, np.int32), self._tables, sample_rows, settings, seen_bits]
-        )
+        call, count = start(self.method, self.arguments(run)), len(run.sample_rows)
 
         def results() -> tuple[list[int], list[float]]:
             tokens, logprobs = call.result()[:2]
             return tokens.tolist()[:count], logprobs.tolist()[:count]
 
         return results
+
+    def arguments(self, run: PlannedRun) -> list[Any]:
+        """Return the inputs of the method for a run."""
+        for request in run.requests:
+            if request.moved:
+                self._tables[request.slot, : len(request.pages)] = request.pages
+                request.moved = False
+        sampled = ((r.sampler, step, r.slot, r.tokens) for r, step in zip(run.sample_requests, run.steps))
+        settings, seen_bits = row_operands(sampled, self._signature.vocabulary)
+        sample_rows = np.array(run.sample_rows or [0], np.int32)  # one at least
+        tokens = np.array([run.tokens], self._signature.tokens.numpy)
+        rows, single = np.array(run.rows, np.int32), int(len(run.sample_rows) == len(run.rows))
+        return [tokens, rows, self._tables, sample_rows, settings, seen_bits, single]  # a sequence has one sampled row
 
     def prepare(self) -> None:
         self.program.prepare()

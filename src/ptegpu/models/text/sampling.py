@@ -14,9 +14,9 @@ from ...errors import InvalidInput
 from ...sampling import DRAW, GREEDY, PENALTY, SETTINGS, TOP_K, TOP_P, words_of
 
 SEEDS = 1 << 32
-pack_step = struct.Struct("<I").pack
+pack_step, pack_row = struct.Struct("<I").pack, struct.Struct("<Iii").pack
 LARGEST = 3.4e38  # within float32
-UNUSED = bytes(4 * (len(SETTINGS) + 1))  # settings of a row whose token is not used
+UNUSED = struct.pack(f"<{len(SETTINGS) + 1}ii", *(len(SETTINGS) + 1) * [0], -1)  # of a row whose token is not used
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +68,9 @@ class Sampling:
         """Return the settings operand of the sampling operator, int32[8], for the `step`-th token."""
         return np.frombuffer(self._constant + pack_step(step), np.int32)
 
-    def row(self, step: int) -> bytes:
-        """Return the settings and the flags as one of several rows."""
-        return self._constant + struct.pack("<Ii", step, self.flags)
+    def row(self, step: int, sequence: int) -> bytes:
+        """Return the settings, the flags and the sequence of one of several rows."""
+        return self._constant + pack_row(step, self.flags, sequence)
 
 
 class Sampler:
@@ -101,17 +101,21 @@ class Sampler:
 NO_SAMPLING = np.zeros(len(SETTINGS), np.int32), np.zeros(1, np.int32), 0  # operands of a call for scores alone
 
 
-def row_operands(rows: Iterable[tuple[Sampler, int, Sequence[int]]], vocabulary: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return settings and seen tokens for several rows, each a sampler, the step and the text so far.
+def row_operands(
+    rows: Iterable[tuple[Sampler, int, int, Sequence[int]]], vocabulary: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return settings and seen tokens for several rows, each a sampler, the step, the sequence and the text so far.
 
     There is at least one row of settings. Rows of seen tokens are empty if no sampler has a penalty.
     """
     rows = list(rows)
-    settings = np.frombuffer(b"".join(s.sampling.row(step) for s, step, _ in rows) or UNUSED, np.int32)
+    settings = np.frombuffer(
+        b"".join(s.sampling.row(step, sequence) for s, step, sequence, _ in rows) or UNUSED, np.int32
+    )
     settings = settings.reshape(max(1, len(rows)), -1)
-    penalised = any(sampler.penalises for sampler, _, _ in rows)
+    penalised = any(sampler.penalises for sampler, *_ in rows)
     bits = np.zeros((len(settings), words_of(vocabulary) if penalised else 0), np.int32)
-    for k, (sampler, _, text) in enumerate(rows):
+    for k, (sampler, _, _, text) in enumerate(rows):
         if sampler.penalises:
             bits[k] = sampler.seen_bits(text)
     return settings, bits
