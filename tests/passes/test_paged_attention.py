@@ -21,7 +21,7 @@ from ptegpu.kernels.gemv import Gemv
 from ptegpu.ops import packed_gemv
 from ptegpu.ops.ragged import ATTEND, ROTARY_ROWS
 from ptegpu.passes.attention import fuse_attention
-from ptegpu.passes.caches import halve_caches
+from ptegpu.passes.caches import narrow_caches
 from ptegpu.plan.resolve import plan_at
 from ptegpu.plan.target import CLASSES
 from ptegpu.runtime.runner import PlanRunner
@@ -55,7 +55,7 @@ def graph(fused: bool, cache: DType = DType.F32) -> Graph:
     if fused:
         fuse_attention(result)
     if cache is DType.F16:
-        assert 2 == halve_caches(result)
+        assert 2 == narrow_caches(result)
     return result
 
 
