@@ -166,6 +166,21 @@ def test_a_section_without_room_for_its_temporaries_stays_dispatches(waiting, mo
     check(waiting, plan_of(*CHAIN), 1, X)
 
 
+def test_a_section_with_a_long_stage_stays_dispatches(waiting, monkeypatch):
+    seconds = 4 * 2 * N / waiting.target.device_class.bandwidth  # of the additions
+    plan = plan_of(*CHAIN)
+    (family,) = plan.families
+    steps = [
+        (replace(c, dispatches=tuple(replace(d, read_bytes=4 * N * (len(d.bindings) - 2)) for d in c.dispatches)),)
+        for (c,) in family.steps
+    ]
+    plan = replace(plan, families=(replace(family, steps=tuple(steps)),))
+    monkeypatch.setattr("ptegpu.gpu.persistent.LONGEST", seconds * 0.9)
+    check(waiting, plan, len(CHAIN), X)
+    monkeypatch.setattr("ptegpu.gpu.persistent.LONGEST", seconds * 1.1)
+    check(waiting, plan, 1, X)
+
+
 def test_a_merged_kernel_that_does_not_compile_is_not_used(waiting, monkeypatch):
     broken = Kernel("broken", "fn main() {", (), 256)
     monkeypatch.setattr("ptegpu.gpu.persistent.merged_kernel", lambda *_: broken)

@@ -1,8 +1,9 @@
 """The persistent form of a plan: each section of its dispatches is one dispatch whose workgroups wait for each other.
 
 Pipelines and bind groups are the same for all sizes; the table of a section's stages and the parameters are written per
-size. A section whose temporaries exceed `MAX_SCRATCH` at some size stays dispatches there. So does every section until
-its kernel is compiled, which begins in another thread when a size first needs it, or if the driver cannot compile it.
+size. A section whose temporaries exceed `MAX_SCRATCH` at some size stays dispatches there, as does one with a stage of
+more than `LONGEST`, for which workgroups could wait too long. So does every section until its kernel is compiled, which
+begins in another thread when a size first needs it, or if the driver cannot compile it.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ from .sections import Region, Section, placed, sections
 from .threads import ThreadJob
 
 MAX_SCRATCH = 64 << 20  # bytes for the temporaries of a section
+LONGEST = 5e-3  # seconds of a stage, by the figures of the device's class
 
 
 class MergedDispatch(NamedTuple):
@@ -117,6 +119,9 @@ class PersistentForm:
         for section in sections(plan, placed(plan, dispatches), outputs, buffers, device.target):
             self._tables.append(self._table(plan, section))
         numbers = [n for t in self._tables for sizes in t.regions for n in sizes]
+        numbers += [
+            n for t in self._tables for s in t.section.stages for n in (s.dispatch.flops, s.dispatch.read_bytes)
+        ]
         rows = sorted({n.row for n in numbers if isinstance(n, Expr)})
         self._place = {row: k for k, row in enumerate(rows)}
         self._evaluate = compile_rows(plan.rows, rows)
@@ -141,15 +146,21 @@ class PersistentForm:
     def at(self, shapes: Shapes, item: Item) -> tuple[list[MergedDispatch], list[tuple[GpuBuffer, np.ndarray]]]:
         """Return the merged dispatches at these sizes, in order, and the contents of their tables."""
         numbers = self._evaluate(shapes, item) if self._tables else ()
+
+        def value(n: Number) -> int:
+            return int(numbers[self._place[n.row]]) if isinstance(n, Expr) else n
+
+        speed = self._device.target.device_class
+        most = min(MAX_SCRATCH, self._device.target.max_binding_bytes)
         merged: list[MergedDispatch] = []
         images: list[tuple[GpuBuffer, np.ndarray]] = []
         for table in list(self._tables):
-            sizes = [
-                _rounded(max(int(numbers[self._place[n.row]]) if isinstance(n, Expr) else n for n in region))
-                for region in table.regions
-            ]
+            sizes = [_rounded(max(map(value, region))) for region in table.regions]
             total = sum(sizes)
-            if total > min(MAX_SCRATCH, self._device.target.max_binding_bytes):
+            work = [s.dispatch for s in table.section.stages]
+            if total > most or any(
+                value(d.flops) > LONGEST * speed.flops or value(d.read_bytes) > LONGEST * speed.bandwidth for d in work
+            ):
                 continue
             if table.compiling is None:
                 try:
