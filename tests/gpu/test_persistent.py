@@ -14,7 +14,7 @@ from ptegpu.dtypes import DType
 from ptegpu.gpu import Device, Session
 from ptegpu.gpu.kernel_text import INDEPENDENT, Unmergeable, parts_of
 from ptegpu.gpu.merged_kernel import ARRIVES, WAITS, WAITS_LATE
-from ptegpu.gpu.persistent import PersistentForm, Scratch, counter_of
+from ptegpu.gpu.persistent import PersistentForm, ScratchBuffer, counter_of
 from ptegpu.gpu.repeats import GAVE_UP
 from ptegpu.gpu.sections import placed, sections
 from ptegpu.kernels.wgsl import KernelSpec, Storage, build
@@ -287,7 +287,9 @@ def test_stages_say_when_to_wait_and_to_arrive(device):
     plan = plan_of((SCALE, "x", "a"), (SCALE, "x", "b"), (LATE, "wa", "c"), (LATE, "wb", "d"), (ADD, "cd", "y"))
     with Session(device) as session:
         loaded = session.prepare(plan)
-        form = PersistentForm(device, plan, loaded.buffers, list(enumerate(plan.dispatches)), {2}, Scratch(device))
+        form = PersistentForm(
+            device, plan, loaded.buffers, list(enumerate(plan.dispatches)), {2}, ScratchBuffer(device)
+        )
     (table,) = form._tables
     assert [0, ARRIVES, WAITS_LATE, ARRIVES, WAITS] == list(table.image[:, 2])
 

@@ -85,7 +85,7 @@ class _Table:
         return None
 
 
-class Scratch:
+class ScratchBuffer:
     """The buffer for the temporaries of all merged dispatches of a plan, which never run side by side. It grows."""
 
     def __init__(self, device: Device) -> None:
@@ -110,7 +110,7 @@ class PersistentForm:
         buffers: Sequence[GpuBuffer],
         dispatches: Sequence[tuple[int, PlannedDispatch]],
         outputs: set[int],
-        scratch: Scratch,
+        scratch: ScratchBuffer,
     ) -> None:
         self._device = device
         self._buffers = buffers
