@@ -60,6 +60,14 @@ LATE = kernel(
     {"w": F32, "x": F32},
 )
 
+EARLY = kernel(  # its first groups do without x
+    "early",
+    "  let i = group * WG + lid;\n  let w = w_at(min(i, P.n - 1u));\n"
+    f"  if (group < 2u) {{ y_put(i, w); return; }}\n  {INDEPENDENT}\n"
+    "  if (i < P.n) { y_put(i, w - x_at(P.n - 1u - i)); }",
+    {"w": F32, "x": F32},
+)
+
 
 def plan_of(*stages: tuple[KernelSpec, str, str], n: int = N, factor: float = 1.5, outputs: str = "y") -> Plan:
     """Plan stages, each a kernel with the buffers that it reads and the one it writes: x and z are inputs, s a state,
@@ -149,6 +157,7 @@ def test_bodies_share_workgroup_memory_of_other_types(waiting):
 
 def test_a_wait_may_follow_independent_loads(waiting):
     check(waiting, plan_of((SCALE, "x", "a"), (LATE, "wa", "b"), (LATE, "wb", "c"), (ADD, "bc", "y")), 1, X)
+    check(waiting, plan_of((SCALE, "x", "a"), (EARLY, "wa", "b"), (EARLY, "wb", "c"), (EARLY, "wc", "y")), 1, X)
 
 
 def test_a_state_keeps_its_value_between_runs(waiting):
