@@ -164,6 +164,13 @@ def test_a_state_keeps_its_value_between_runs(waiting):
     check(waiting, plan_of((SCALE, "x", "a"), (SCALE, "a", "b"), (UPDATE, "b", "s"), outputs="s"), 1, X)
 
 
+def test_parameters_may_exceed_a_uniform(waiting):
+    plan = plan_of(*CHAIN)
+    blocks = plan.params[0] + bytes(1 << 16)
+    buffers = (*plan.buffers[:-1], replace(plan.buffers[-1], nbytes=len(blocks)))
+    check(waiting, replace(plan, buffers=buffers, params=(blocks,)), 1, X)
+
+
 def test_two_dispatches_stay(waiting):
     check(waiting, plan_of((SCALE, "x", "a"), (SCALE, "a", "y")), 2, X)
 
@@ -287,6 +294,10 @@ def test_sections_end_at_kernels_of_other_sizes():
 def test_sections_keep_the_limits_of_the_adapter():
     assert found(plan_of(*CHAIN), max_storage_buffers=4) == [(".a ab abc ca acb b.", "*xy", "-wwwww")]
     assert found(plan_of(*CHAIN), max_storage_buffers=3) == []
+    plan = plan_of(*CHAIN)
+    large = replace(plan, buffers=(*plan.buffers[:-1], replace(plan.buffers[-1], nbytes=65552)))
+    assert len(found(large, max_storage_buffers=5)) == 1
+    assert found(large, max_storage_buffers=4) == []
     plan = plan_of((REVERSED, "x", "a"), (WORDS, "a", "b"), (REVERSED, "b", "y"))
     assert len(found(plan, max_shared_bytes=1024 + 16)) == 1
     assert found(plan, max_shared_bytes=1024 + 15) == []
