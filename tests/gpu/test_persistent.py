@@ -14,7 +14,7 @@ from ptegpu.dtypes import DType
 from ptegpu.gpu import Device, Session
 from ptegpu.gpu.kernel_text import INDEPENDENT, Unmergeable, parts_of
 from ptegpu.gpu.merged_kernel import ARRIVES, WAITS, WAITS_LATE
-from ptegpu.gpu.persistent import PersistentForm, Scratch, counter_of
+from ptegpu.gpu.persistent import PersistentForm, ScratchBuffer, counter_of
 from ptegpu.gpu.repeats import GAVE_UP
 from ptegpu.gpu.sections import placed, sections
 from ptegpu.kernels.wgsl import KernelSpec, Storage, build
@@ -57,6 +57,14 @@ LATE = kernel(
     "late",
     f"  let i = group * WG + lid;\n  let w = w_at(min(i, P.n - 1u));\n  {INDEPENDENT}\n"
     "  if (i < P.n) { y_put(i, w * x_at(i)); }",
+    {"w": F32, "x": F32},
+)
+
+EARLY = kernel(  # its first groups do without x
+    "early",
+    "  let i = group * WG + lid;\n  let w = w_at(min(i, P.n - 1u));\n"
+    f"  if (group < 2u) {{ y_put(i, w); return; }}\n  {INDEPENDENT}\n"
+    "  if (i < P.n) { y_put(i, w - x_at(P.n - 1u - i)); }",
     {"w": F32, "x": F32},
 )
 
@@ -156,10 +164,18 @@ def test_bodies_share_workgroup_memory_of_other_types(waiting):
 
 def test_a_wait_may_follow_independent_loads(waiting):
     check(waiting, plan_of((SCALE, "x", "a"), (LATE, "wa", "b"), (LATE, "wb", "c"), (ADD, "bc", "y")), 1, X)
+    check(waiting, plan_of((SCALE, "x", "a"), (EARLY, "wa", "b"), (EARLY, "wb", "c"), (EARLY, "wc", "y")), 1, X)
 
 
 def test_a_state_keeps_its_value_between_runs(waiting):
     check(waiting, plan_of((SCALE, "x", "a"), (SCALE, "a", "b"), (UPDATE, "b", "s"), outputs="s"), 1, X)
+
+
+def test_parameters_may_exceed_a_uniform(waiting):
+    plan = plan_of(*CHAIN)
+    blocks = plan.params[0] + bytes(1 << 16)
+    buffers = (*plan.buffers[:-1], replace(plan.buffers[-1], nbytes=len(blocks)))
+    check(waiting, replace(plan, buffers=buffers, params=(blocks,)), 1, X)
 
 
 def test_two_dispatches_stay(waiting):
@@ -171,6 +187,21 @@ def test_a_section_without_room_for_its_temporaries_stays_dispatches(waiting, mo
     check(waiting, plan_of(*CHAIN), len(CHAIN), X)
     monkeypatch.setattr("ptegpu.gpu.persistent.MAX_SCRATCH", 4096 * 5)
     check(waiting, plan_of(*CHAIN), 1, X)
+
+
+def test_a_section_with_a_long_stage_stays_dispatches(waiting, monkeypatch):
+    seconds = 4 * 2 * N / waiting.target.device_class.bandwidth  # of the additions
+    plan = plan_of(*CHAIN)
+    (family,) = plan.families
+    steps = [
+        (replace(c, dispatches=tuple(replace(d, read_bytes=4 * N * (len(d.bindings) - 2)) for d in c.dispatches)),)
+        for (c,) in family.steps
+    ]
+    plan = replace(plan, families=(replace(family, steps=tuple(steps)),))
+    monkeypatch.setattr("ptegpu.gpu.persistent.LONGEST", seconds * 0.9)
+    check(waiting, plan, len(CHAIN), X)
+    monkeypatch.setattr("ptegpu.gpu.persistent.LONGEST", seconds * 1.1)
+    check(waiting, plan, 1, X)
 
 
 def test_a_merged_kernel_that_does_not_compile_is_not_used(waiting, monkeypatch):
@@ -270,6 +301,10 @@ def test_sections_end_at_kernels_of_other_sizes():
 def test_sections_keep_the_limits_of_the_adapter():
     assert found(plan_of(*CHAIN), max_storage_buffers=4) == [(".a ab abc ca acb b.", "*xy", "-wwwww")]
     assert found(plan_of(*CHAIN), max_storage_buffers=3) == []
+    plan = plan_of(*CHAIN)
+    large = replace(plan, buffers=(*plan.buffers[:-1], replace(plan.buffers[-1], nbytes=65552)))
+    assert len(found(large, max_storage_buffers=5)) == 1
+    assert found(large, max_storage_buffers=4) == []
     plan = plan_of((REVERSED, "x", "a"), (WORDS, "a", "b"), (REVERSED, "b", "y"))
     assert len(found(plan, max_shared_bytes=1024 + 16)) == 1
     assert found(plan, max_shared_bytes=1024 + 15) == []
@@ -279,7 +314,9 @@ def test_stages_say_when_to_wait_and_to_arrive(device):
     plan = plan_of((SCALE, "x", "a"), (SCALE, "x", "b"), (LATE, "wa", "c"), (LATE, "wb", "d"), (ADD, "cd", "y"))
     with Session(device) as session:
         loaded = session.prepare(plan)
-        form = PersistentForm(device, plan, loaded.buffers, list(enumerate(plan.dispatches)), {2}, Scratch(device))
+        form = PersistentForm(
+            device, plan, loaded.buffers, list(enumerate(plan.dispatches)), {2}, ScratchBuffer(device)
+        )
     (table,) = form._tables
     assert [0, ARRIVES, WAITS_LATE, ARRIVES, WAITS] == list(table.image[:, 2])
 

@@ -55,7 +55,7 @@ def graph(fused: bool, cache: DType = DType.F32) -> Graph:
     if fused:
         fuse_attention(result)
     if cache is DType.F16:
-        assert 2 == narrow_caches(result)
+        assert 2 == narrow_caches(result, F16)
     return result
 
 

@@ -23,7 +23,7 @@ from ..plan.resolve import PlanPoint, Resolver, choices_at
 from .buffers import GpuBuffer
 from .checks import Argument, Points, check_fits, outgrows, sizes_at, sizes_of
 from .native import Handle
-from .persistent import MergedDispatch, PersistentForm, Scratch
+from .persistent import MergedDispatch, PersistentForm, ScratchBuffer
 from .pipelines import ComputePipeline
 from .readback import DeviceTensor, StagingLayout
 from .recorder import Steps
@@ -168,7 +168,7 @@ class LoadedPlan:
         self.groups: dict[tuple[object, ...], Handle] = {}
         self.combined: dict[tuple[int, tuple[int, ...]], CombinedLaunches] = {}
         self.recorded: RecordedSteps | None = None  # of the last run
-        self.scratch = Scratch(self.device)
+        self.scratch = ScratchBuffer(self.device)
         self.done_once: set[tuple[int, tuple[Binding, ...]]] = set()  # dispatches that run only once, and ran
 
     def use(self, plan: Plan, buffers: list[GpuBuffer]) -> None:

@@ -1,8 +1,9 @@
 """The persistent form of a plan: each section of its dispatches is one dispatch whose workgroups wait for each other.
 
 Pipelines and bind groups are the same for all sizes; the table of a section's stages and the parameters are written per
-size. Where temporaries exceed `MAX_SCRATCH` or a stage `MOST_GROUPS`, a section stays dispatches. So does every section
-until its kernel is compiled, which begins in another thread when a size first needs it, or if the driver cannot.
+size. A section stays dispatches where temporaries exceed `MAX_SCRATCH`, where a stage exceeds `MOST_GROUPS`, or `LONGEST`,
+for which workgroups could wait too long. So does every section until its kernel is compiled, which begins in another
+thread when a size first needs it, or if the driver cannot compile it.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ from .threads import ThreadJob
 
 MAX_SCRATCH = 64 << 20  # bytes for the temporaries of a section
 MOST_GROUPS = 4  # of a stage, for each resident workgroup; a larger one fills the GPU as a dispatch of its own
+LONGEST = 5e-3  # seconds of a stage, by the figures of the device's class
 
 
 class MergedDispatch(NamedTuple):
@@ -84,7 +86,7 @@ class _Table:
         return None
 
 
-class Scratch:
+class ScratchBuffer:
     """The buffer for the temporaries of all merged dispatches of a plan, which never run side by side. It grows."""
 
     def __init__(self, device: Device) -> None:
@@ -109,7 +111,7 @@ class PersistentForm:
         buffers: Sequence[GpuBuffer],
         dispatches: Sequence[tuple[int, PlannedDispatch]],
         outputs: set[int],
-        scratch: Scratch,
+        scratch: ScratchBuffer,
     ) -> None:
         self._device = device
         self._buffers = buffers
@@ -118,7 +120,8 @@ class PersistentForm:
         for section in sections(plan, placed(plan, dispatches), outputs, buffers, device.target):
             self._tables.append(self._table(plan, section))
         numbers = [n for t in self._tables for sizes in t.regions for n in sizes]
-        numbers += [n for t in self._tables for stage in t.section.stages for n in stage.dispatch.grid]
+        dispatches_of = [s.dispatch for t in self._tables for s in t.section.stages]
+        numbers += [n for d in dispatches_of for n in (*d.grid, d.flops, d.read_bytes)]
         rows = sorted({n.row for n in numbers if isinstance(n, Expr)})
         self._place = {row: k for k, row in enumerate(rows)}
         self._evaluate = compile_rows(plan.rows, rows)
@@ -144,18 +147,22 @@ class PersistentForm:
         """Return the merged dispatches at these sizes, in order, and the contents of their tables."""
         numbers = self._evaluate(shapes, item) if self._tables else ()
 
-        def number(n: Number) -> int:
+        def value(n: Number) -> int:
             return int(numbers[self._place[n.row]]) if isinstance(n, Expr) else n
 
+        def fits(d: PlannedDispatch) -> bool:
+            x, y = map(value, d.grid)
+            seconds = max(value(d.flops) / speed.flops, value(d.read_bytes) / speed.bandwidth)
+            return x * y <= MOST_GROUPS * self._device.resident and seconds <= LONGEST
+
+        speed = self._device.target.device_class
+        most = min(MAX_SCRATCH, self._device.target.max_binding_bytes)
         merged: list[MergedDispatch] = []
         images: list[tuple[GpuBuffer, np.ndarray]] = []
         for table in list(self._tables):
-            grids = ([number(n) for n in stage.dispatch.grid] for stage in table.section.stages)
-            if max(x * y for x, y in grids) > MOST_GROUPS * self._device.resident:
-                continue
-            sizes = [_rounded(max(map(number, region))) for region in table.regions]
+            sizes = [_rounded(max(map(value, region))) for region in table.regions]
             total = sum(sizes)
-            if total > min(MAX_SCRATCH, self._device.target.max_binding_bytes):
+            if total > most or not all(fits(stage.dispatch) for stage in table.section.stages):
                 continue
             if table.compiling is None:
                 try:

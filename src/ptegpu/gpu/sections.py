@@ -17,6 +17,7 @@ from .kernel_text import KernelParts, Unmergeable, parts_of
 from .merged_kernel import MAX_UNIFORM_BYTES, Slab, shared_bytes, stage_vectors
 
 FEWEST = 6  # stages of a section: fewer are not worth a pipeline of their own
+MAX_PARAMS = 8  # parameter buffers of a section; every adapter binds 12 uniforms
 IN_PLACE = {"write_cache", "write_pages", "latest_keep"}  # kernels that write a part of a tensor and leave the rest
 ONCE_ONLY = {"adamw"}  # kernels that may not run twice on the same state
 
@@ -210,10 +211,12 @@ class _Finder:
 
     def _bound(self, stages: Sequence[Stage], slabs: dict[int, tuple[GpuBuffer | None, Slab]]) -> int:
         """Collect the buffers of stages; return how many stages are within the limits of the adapter."""
-        target, parts, vectors = self._target, dict[int, KernelParts](), 1
+        target, parts, vectors, params = self._target, dict[int, KernelParts](), 1, set[int]()
         for number, stage in enumerate(stages):
             parts[stage.dispatch.kernel] = stage.parts
             vectors = max(vectors, stage_vectors(len(stage.parts.storage)))
+            params.add(stage.dispatch.bindings[len(stage.parts.storage)].buffer)
+            large = sum(self._buffers[k].nbytes > MAX_UNIFORM_BYTES for k in params)  # these are bound as storage
             added: dict[int, tuple[GpuBuffer | None, Slab]] = {}
             for region, variable in zip(stage.regions, stage.parts.storage, strict=True):
                 buffer = self._buffers[region.buffer]
@@ -224,7 +227,8 @@ class _Finder:
                 added[id(owner)] = owner, slab
             changed = {**slabs, **added}
             if (
-                len(changed) + 1 > target.max_storage_buffers
+                len(changed) + 1 + large > target.max_storage_buffers
+                or len(params) - large > MAX_PARAMS
                 or any(owner and owner.nbytes > target.max_binding_bytes for owner, _ in added.values())
                 or shared_bytes(list(parts.values())) > target.max_shared_bytes
                 or (number + 1) * vectors * 16 > MAX_UNIFORM_BYTES

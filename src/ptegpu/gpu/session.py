@@ -271,8 +271,8 @@ class Session:
         buffers, layout, staging, offset = loaded.buffers, run.recorded.layout(read), None, 0
         recording.touch(loaded.touched)
         recording.touch(run.recorded.touched)
-        each = self.timer is not None and self.timer.each
-        steps = run.recorded.separate if each else run.recorded.steps
+        apart = not self.device.resident or (self.timer is not None and self.timer.each)
+        steps = run.recorded.separate if apart else run.recorded.steps
         if steps.groups:
             recording.compute(steps, self.timer)
         for source, target, nbytes in loaded.copies:
