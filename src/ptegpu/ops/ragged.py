@@ -39,7 +39,8 @@ def attend_pages(
     """Query [1, S, H, D], key and value [1, S, H', D]; pages [N, 16, H', D]; rows int32 [S, 2]; tables int32 [T, B].
 
     Keys and values are written into their pages first; then each row attends to its sequence up to its own position.
-    If `single` is 1, no sequence has more than one row, so that rows need not wait for the keys of others.
+    If `single` is 1, no sequence has more than one row, so that rows need not wait for the keys of others. Otherwise,
+    rows would miss keys.
     """
     _check(query, key, value, key_pages, value_pages, rows, tables)
     y = yield Out((*query.shape[:3], value.shape[3]), query.dtype)
