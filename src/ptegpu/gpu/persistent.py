@@ -1,8 +1,8 @@
 """The persistent form of a plan: each section of its dispatches is one dispatch whose workgroups wait for each other.
 
 Pipelines and bind groups are the same for all sizes; the table of a section's stages and the parameters are written per
-size. A section stays dispatches where temporaries exceed `MAX_SCRATCH`, or a stage `MOST_GROUPS` or `LONGEST`, for which
-workgroups could wait too long. So does every section until its kernel is compiled, which begins in another
+size. A section stays dispatches where temporaries exceed `MAX_SCRATCH`, or a stage `MOST_GROUPS` or `LONGEST`,
+for which workgroups could wait too long. So does every section until its kernel is compiled, which begins in another
 thread when a size first needs it, or if the driver cannot compile it.
 """
 
