@@ -18,6 +18,7 @@ MOST_ROWS = 8  # maximum rows of a workgroup
 MOST_QUERY_QUADS = 256  # maximum quads of a query in workgroup memory; longer queries are loaded again for every key
 KEY_LANES = 4  # invocations that share a key
 KEYS_EACH = 2  # keys of an invocation in a step, if its registers suffice, so that more loads are in flight
+KEYS_RESIDENT = 1  # the same where dispatches may become one, which loads the first keys while it waits
 UNROLLED = 16  # maximum successive loads that are unrolled
 
 
@@ -52,10 +53,12 @@ class Division:
     rows: RowVectors
     workgroup: int
     new_keys: int  # upper bound
+    most_keys: int  # of an invocation in a step
 
     @staticmethod
     def of(form: AttentionForm, count: int, sharing: int, target: Target) -> Division:
-        return Division(form, RowVectors(count), target.team, -(-count // sharing) if form.new else 0)
+        most_keys = KEYS_RESIDENT if target.resident else KEYS_EACH
+        return Division(form, RowVectors(count), target.team, -(-count // sharing) if form.new else 0, most_keys)
 
     @property
     def loads(self) -> int:
@@ -65,9 +68,9 @@ class Division:
     @property
     def each(self) -> int:
         """The keys of an invocation in a step."""
-        keys = self.workgroup // KEY_LANES * KEYS_EACH
-        unrolled = max(self.loads * KEYS_EACH, self._values(keys)) <= UNROLLED
-        return KEYS_EACH if unrolled and len(self.rows.vectors) * keys * KEY_LANES <= SPARE else 1
+        keys = self.workgroup // KEY_LANES * self.most_keys
+        unrolled = max(self.loads * self.most_keys, self._values(keys)) <= UNROLLED
+        return self.most_keys if unrolled and len(self.rows.vectors) * keys * KEY_LANES <= SPARE else 1
 
     @property
     def keys(self) -> int:

@@ -9,7 +9,7 @@ three for f32's accuracy, two for f16's. Lanes exchange the largest magnitude of
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ..dtypes import DType
@@ -111,7 +111,7 @@ def walks(
         writes={f"y{s}": Storage(form.y) for s in stored},
         workgroup=walk.threads,
         helpers=[
-            *_loaders(walk, weights, suffixes),
+            *_loaders(walk, suffixes, pair),
             merged(merge, walk.tail) if merge else along_k("x", "a", form.a_quads, walk.tail, "P.a_first + row * P.k"),
             along_k("g", "g", form.a_quads, walk.tail) if norm else "",
             "var<private> beside: f32;" if pair else "",
@@ -139,44 +139,36 @@ def _store(weight: str, bias: bool) -> str:
     )
 
 
-def _by_weight(suffixes: Sequence[str], line: str) -> str:
-    """Return WGSL that runs `line` for the weight that has set `s`, with its suffix {s} and the set within it, {at}."""
-    lines, at = list[str](), "s"
-    for k, s in enumerate(suffixes):
-        if k == len(suffixes) - 1:
-            lines.append(f"  {line.format(s=s, at=at)}")
-            break
-        lines.append(f"  if ({at} < P.quads{s}) {{ {line.format(s=s, at=at)} }}")
-        lines.append(f"  let s{k + 1} = {at} - P.quads{s};")
-        at = f"s{k + 1}"
-    return "\n".join(lines)
+def _by_weight(suffixes: Sequence[str], lines: Callable[[str, str], str]) -> str:
+    """Return WGSL that runs `lines(suffix, set within the weight)` for the weight that has set `s`."""
+    last = len(suffixes) - 1
+    text, at = lines(suffixes[last], f"s{last}"), [f"s{k}" if k else "s" for k in range(last)]
+    for k in range(last - 1, -1, -1):
+        rest = f"let s{k + 1} = {at[k]} - P.quads{suffixes[k]}; {text}"
+        text = f"if ({at[k]} < P.quads{suffixes[k]}) {{ {lines(suffixes[k], at[k])} }} else {{ {rest} }}"
+    return text
 
 
 def _put_sets(suffixes: Sequence[str]) -> str:
     """Return `put_set(s, c, v)`, which stores column c of a set."""
     if len(suffixes) == 1:
         return f"fn put_set(s: u32, c: u32, v: f32) {{ put(0u, 0u, s * {COLUMNS}u + c, v); }}"
-    put = f"put{{s}}(0u, 0u, {{at}} * {COLUMNS}u + c, v); return;"
-    return f"fn put_set(s: u32, c: u32, v: f32) {{\n{_by_weight(suffixes, put)}\n}}"
+    puts = _by_weight(suffixes, lambda suffix, at: f"put{suffix}(0u, 0u, {at} * {COLUMNS}u + c, v);")
+    return f"fn put_set(s: u32, c: u32, v: f32) {{\n  {puts}\n}}"
 
 
-def _loaders(walk: WalkForm, weights: Sequence[str], suffixes: Sequence[str]) -> list[str]:
-    """Return `words(s, c, t)`, load t of column c of a set, and `quad(s, t)`, the scales; one each for a pair."""
+def _loaders(walk: WalkForm, suffixes: Sequence[str], pair: bool) -> list[str]:
+    """Return `words(s, c, t)`, load t of column c of set s, and `quad(s, t)`, its scales; one each for every weight."""
     each, width = walk.layout.words * 4, RAW[walk.layout.words]
-    word = f"return b{{s}}[min({{at}} * {COLUMNS}u + c, P.n{{s}} - 1u) * (P.row_bytes / {each}u) + t];"
-    scale = (
-        "return scales{s}_at4(P.scale_first{s} + {at} * P.scale_set{s} + "
-        f"min(t * {walk.elements}u, P.k - 1u) / P.group * P.scale_step{{s}});"
-    )
     functions = []
-    for w in weights:
-        own = [w] if len(weights) > 1 else suffixes
-        words, quad = _by_weight(own, word), _by_weight(own, scale)
-        if len(weights) > 1:  # both weights of a pair have P.n columns
-            words = words.replace(f"P.n{w}", "P.n")
+    for s in suffixes:
+        n = "" if pair else s  # both weights of a pair have P.n columns
         functions += [
-            f"fn words{w}(s: u32, c: u32, t: u32) -> {width} {{\n{words}\n}}",
-            f"fn quad{w}(s: u32, t: u32) -> vec4<f32> {{\n{quad}\n}}",
+            f"fn words{s}(s: u32, c: u32, t: u32) -> {width} {{\n"
+            f"  return b{s}[min(s * {COLUMNS}u + c, P.n{n} - 1u) * (P.row_bytes / {each}u) + t];\n}}",
+            f"fn quad{s}(s: u32, t: u32) -> vec4<f32> {{\n"
+            f"  let i = min(t * {walk.elements}u, P.k - 1u) / P.group;\n"
+            f"  return scales{s}_at4(P.scale_first{s} + s * P.scale_set{s} + i * P.scale_step{s});\n}}",
         ]
     return functions
 
@@ -194,8 +186,13 @@ def _body(
     total = "P.quads" if len(weights) > 1 else " + ".join(f"P.quads{s}" for s in suffixes)
 
     def load(w: int, at: str) -> list[str]:
-        lines = [f"next{c}_{r} = words{weights[w]}({at}, {c}u, t{r});" for c, r in cells]
-        return lines + [f"scales{r} = quad{weights[w]}({at}, t{r});" for r in rounds]
+        def of(weight: str, s: str) -> str:
+            loads = [f"next{c}_{r} = words{weight}({s}, {c}u, t{r});" for c, r in cells]
+            return " ".join(loads + [f"scales{r} = quad{weight}({s}, t{r});" for r in rounds])
+
+        if len(weights) > 1 or len(suffixes) == 1:
+            return [of(weights[w], at)]
+        return ["{", f"let s = {at};", _by_weight(suffixes, of), "}"]
 
     body = [
         f"let lane = lid % {lanes}u; let all_sets = {total}; let ahead = P.groups * {slots}u;",
