@@ -137,14 +137,14 @@ def probe(device: Device, workgroups: int | None = None, *, seconds: float = mat
 
 
 def _units(device: Device) -> int:
-    """Return the most workgroups that take as long as one, at most the units of the device's class."""
+    """Return the most workgroups that take as long as one; the units of the device's class are about as many."""
     target = device.target
     if target.software:
         return 1
     units = (target.device_class if target.device_class.measured else measure(device)).units
     turns = SIZES[target.device_class.name].turns_single
     warm(device)
-    low, high = 1, units + 1
+    low, high = 1, units + max(2, units // 16)
     while high - low > 1:
         middle = (low + high) // 2
         single, seconds = (best_time(device, arithmetic(target, groups, turns)) for groups in (1, middle))
