@@ -29,16 +29,21 @@ if TYPE_CHECKING:
 
 
 class Session:
-    """Plans on a device that share buffers; a context manager. Sessions with the same `constants` share those."""
+    """Plans on a device that share buffers; a context manager. Sessions with the same `constants` share those.
 
-    def __init__(self, device: Device, constants: SharedConstants | None = None) -> None:
+    With the `states` of another session, it uses these, and must be closed before that one.
+    """
+
+    def __init__(
+        self, device: Device, constants: SharedConstants | None = None, states: Sequence[GpuBuffer] = ()
+    ) -> None:
         self.device = device
         self.generation = 0  # changes with each run, which ends the validity of earlier outputs on the device
         self.timer: Timer | None = None  # measures the runs
         self.lock = Lock()
         self.staging = StagingPool(device)
         self.closed = False
-        self._store = BufferStore(device, SharedConstants() if constants is None else constants)
+        self._store = BufferStore(device, SharedConstants() if constants is None else constants, states)
         self._loaded: list[LoadedPlan] = []
         self._guard = GuardedRecording(device)
 
@@ -47,6 +52,11 @@ class Session:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    @property
+    def states(self) -> list[GpuBuffer]:
+        """The buffers of states, for a session that shares them."""
+        return self._store.states
 
     def check_open(self) -> None:
         """Raise Closed if the session is closed."""

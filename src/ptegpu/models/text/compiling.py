@@ -12,6 +12,7 @@ from ...sampling import MODES, PENALTY, words_of
 from ..card import Card
 from ..kinds import Additions
 from .signature import METHOD, TextSignature, read_signature
+from .speculation import MOST
 
 if TYPE_CHECKING:
     from ...compiler import Append, Tail
@@ -36,6 +37,13 @@ def sampling_of(signature: TextSignature) -> Append:
     from ...compiler.decoding import sampling
 
     return sampling(signature.vocabulary, signature.chunk if signature.every else 1)
+
+
+def verifying_of(signature: TextSignature) -> Append:
+    """Return what turns `forward` into a method that chooses a token after each of several rows."""
+    from ...compiler.decoding import verifying
+
+    return verifying(signature.vocabulary, signature.chunk)
 
 
 def serving_of(signature: TextSignature, pages: Count, sequences: int) -> Append:
@@ -87,6 +95,19 @@ def points_of(signature: TextSignature) -> Sequence[Mapping[str, int]]:
     points = [point(n, 0, flags) for n in (1, 2, signature.chunk) for flags in MODES if n <= signature.chunk]
     points += [point(n, 0, 1) for n in lengths] + [point(n, 0, 0) for n in lengths]
     return points + [point(n, n if signature.every else 1, 0) for n in lengths]
+
+
+def verifying_points(signature: TextSignature) -> list[dict[str, int]]:
+    """Return the sizes of runs that verify proposals: every number of rows, with and without a penalty."""
+    words = words_of(signature.vocabulary)
+
+    def point(rows: int, words: int) -> dict[str, int]:
+        names = ["input 0[1]", "wanted[0]", "settings[0]", "seen[0]"]
+        names += ["input 2[1]", "input 3[1]"] if signature.pictures else []
+        return {"seen[1]": words} | dict.fromkeys(names, rows)
+
+    most = min(MOST + 1, signature.chunk)
+    return [point(rows, seen_words) for seen_words in (0, words) for rows in range(2, most + 1)]
 
 
 def serving_points(signature: TextSignature, rows: int, sequences: int) -> list[dict[str, int]]:

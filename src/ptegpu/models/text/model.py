@@ -140,6 +140,9 @@ class LanguageModel(Prompts):
         """Empty the cache."""
         self.runner.reset()
 
+    def refusal_to_verify(self) -> str:
+        return self.runner.refusal_to_verify()
+
     def close(self) -> None:
         """Free the GPU memory."""
         self._engine.close()

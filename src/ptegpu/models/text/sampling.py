@@ -7,6 +7,7 @@ import secrets
 import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -90,10 +91,7 @@ class Sampler:
     def seen_bits(self, text: Sequence[int]) -> np.ndarray:
         """Return the bits of all tokens of a text, which only grows between calls. Rows of pictures have none."""
         if self.penalises:
-            bits = self._bits.view(np.uint32)
-            for token in text[self._counted :]:
-                if token < self._vocabulary:
-                    bits[token >> 5] |= np.uint32(1 << (token & 31))
+            _mark(self._bits, (token for token in text[self._counted :] if token < self._vocabulary))
             self._counted = len(text)
         return self._bits
 
@@ -101,20 +99,37 @@ class Sampler:
 NO_SAMPLING = np.zeros(len(SETTINGS), np.int32), np.zeros(1, np.int32), 0  # operands of a call for scores alone
 
 
-def row_operands(rows: Iterable[tuple[Sampler, int, Sequence[int]]], vocabulary: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return settings and seen tokens for several rows, each a sampler, the step and the text so far.
+class SampledRow(NamedTuple):
+    """A row after which a token is chosen: the sampler, the number of the token, the text, and proposals after it."""
+
+    sampler: Sampler
+    step: int
+    text: Sequence[int]
+    proposals: Sequence[int] = ()
+
+
+def row_operands(rows: Iterable[SampledRow], vocabulary: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return settings and seen tokens for several rows.
 
     There is at least one row of settings. Rows of seen tokens are empty if no sampler has a penalty.
     """
     rows = list(rows)
-    settings = np.frombuffer(b"".join(s.sampling.row(step) for s, step, _ in rows) or UNUSED, np.int32)
+    settings = np.frombuffer(b"".join(row.sampler.sampling.row(row.step) for row in rows) or UNUSED, np.int32)
     settings = settings.reshape(max(1, len(rows)), -1)
-    penalised = any(sampler.penalises for sampler, _, _ in rows)
+    penalised = any(row.sampler.penalises for row in rows)
     bits = np.zeros((len(settings), words_of(vocabulary) if penalised else 0), np.int32)
-    for k, (sampler, _, text) in enumerate(rows):
+    for k, (sampler, _, text, proposals) in enumerate(rows):
         if sampler.penalises:
             bits[k] = sampler.seen_bits(text)
+            _mark(bits[k], proposals)
     return settings, bits
+
+
+def _mark(bits: np.ndarray, tokens: Iterable[int]) -> None:
+    """Set the bits of tokens."""
+    words = bits.view(np.uint32)
+    for token in tokens:
+        words[token >> 5] |= np.uint32(1 << (token & 31))
 
 
 def _check(name: str, value: float, low: float, high: float, expected: str, *, above: bool = False) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from bisect import insort
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
@@ -21,6 +22,7 @@ from ...errors import InvalidInput, QueueFull
 from .generation import FinishReason
 from .pages import Pages
 from .sampling import Sampler
+from .speculation import Speculation
 
 LATEST = -1  # in place of a token that the previous run chooses
 Reason = FinishReason | Literal["failed"]  # failed: its logits are not finite numbers
@@ -49,6 +51,7 @@ class TextRequest:
     owner: str = ""  # owners take turns
     caller: Any = None  # whatever events go to
     lookahead: int = 1  # steps in one submit, if the caller waits for the end only
+    speculation: Speculation | None = None  # None: no proposals
     cancelled: bool = False  # set by any thread, or by a signal handler
 
     state: State = field(default="new", init=False)
@@ -61,6 +64,7 @@ class TextRequest:
     slot: int = field(default=-1, init=False)
     turn: tuple[int, int] = field(default=(0, 0), init=False)  # smaller is older
     preempted: int = field(default=0, init=False)  # times
+    accepted: deque[tuple[int, float]] = field(default_factory=deque, init=False)  # tokens to take before the next run
 
     def __post_init__(self) -> None:
         self.tokens = list(self.prompt)
@@ -68,6 +72,11 @@ class TextRequest:
     @property
     def generated(self) -> int:
         return len(self.tokens) - len(self.prompt)
+
+    @property
+    def room(self) -> int:
+        """The number of tokens that may be proposed after the text, at most."""
+        return min(self.max_tokens - self.generated - 1, self.context - len(self.tokens))
 
     def add(self, token: int, logprob: float) -> tuple[int | None, float, Reason | None]:
         """Append the token that was chosen, unless it ends the text; return that as an event has it."""

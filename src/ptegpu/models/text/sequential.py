@@ -3,30 +3,38 @@
 A prompt that begins with the cached tokens runs only the rest: the next turn of a chat, or the same prompt again.
 The result is the same as from an empty cache. Requests may take turns with every token; each turn of another request
 computes what the cache lacks.
+
+Proposed tokens are verified by another method, whose plan shares the weights and the cache. Wrong ones leave keys and
+values behind their position, which the next call overwrites.
 """
 
 from __future__ import annotations
 
 import math
+import time
 from collections import deque
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ...errors import InvalidInput
+from ...errors import InvalidInput, UnsupportedProgram
 from ...gpu import Lock
 from ...runtime import LoadOptions, open_program
 from ...sampling import GREEDY
 from ..calls import start
 from ..door import ProgramSource
-from .compiling import GENERATE, points_of, sampling_of
+from .compiling import GENERATE, points_of, sampling_of, verifying_of, verifying_points
 from .engine import Results
 from .pages import Pages
 from .pictures import Pictures
-from .sampling import NO_SAMPLING
+from .sampling import NO_SAMPLING, SampledRow, row_operands
 from .schedule import PlannedRun, Scheduler, TextRequest
 from .signature import METHOD, VISION, TextSignature
+from .speculation import Choice, Costs
+
+if TYPE_CHECKING:
+    from ...runtime import Program
 
 CHUNK = 512  # tokens of a prompt in one call, which cannot be interrupted; fewer if the model takes fewer
 CHUNKS = {"discrete": 2048}  # on faster adapters
@@ -75,6 +83,11 @@ class SequentialRunner:
         self._lock = Lock()
         self._cached: list[int] = []  # the tokens whose keys and values are in the cache
         self._owner: TextRequest | None = None  # whose tokens they are
+        self._source, self._options = source, options
+        self._verifier: Program | None = None
+        self._refusal: str | None = None  # why there is none; None: not tried yet
+        self._costs = Costs()
+        self._since: tuple[TextRequest, float] | None = None  # whose token was the latest, and when
         self._ahead: deque[Any] = deque()  # started steps of the owner
 
     @property
@@ -96,10 +109,13 @@ class SequentialRunner:
 
         The steps after it start before this one is waited for, with the token that is still on the GPU.
         """
-        tokens, step = request.tokens, len(request.tokens) - len(request.prompt)
+        tokens, step = request.tokens, request.generated
         with self._lock:
             if request.cancelled:
                 return 0, 0.0
+            if request.accepted:
+                return request.accepted.popleft()
+            choice = self._choose(request)
             if self._ahead and self._owner is request:
                 call = self._ahead.popleft()
                 self._cached.append(tokens[-1])
@@ -114,12 +130,28 @@ class SequentialRunner:
                 if request.cancelled:
                     return 0, 0.0
                 rest = tokens[len(self._cached) :]
+                if choice and len(rest) == 1:
+                    self._verify(request, choice)
+                    return request.accepted.popleft()
                 call = self._start(request, self._ids(rest), len(self._cached), step)
                 self._cached.extend(rest)
-            if len(self._ahead) < min(request.lookahead, step + 1) and self.method.in_one_plan:
+            if len(self._ahead) < min(request.lookahead, step + 1) and self.method.in_one_plan and not choice:
                 self._run_ahead(request, call, step + 1)
             results = call.result()
+            if request.speculation:
+                self._count(request, 1)
         return results[TOKEN].item(), results[LOGPROB].item()
+
+    def refusal_to_verify(self) -> str:
+        """Load what verifies proposals, the first time; return why that is impossible, or an empty text."""
+        with self._lock:
+            if self._refusal is None:
+                self._refusal = ""
+                try:
+                    self._verifier = self._load_verifier()
+                except UnsupportedProgram as reason:
+                    self._refusal = str(reason)
+            return self._refusal
 
     def score(self, tokens: list[int], first: int) -> np.ndarray:
         """Return the log-probability of each token from number `first` on, given those before it."""
@@ -145,7 +177,58 @@ class SequentialRunner:
         self.program.prepare()
 
     def close(self) -> None:
+        if self._verifier is not None:
+            self._verifier.close()
         self.program.close()
+
+    def _load_verifier(self) -> Program:
+        """Return a program of the method that verifies proposals, with the weights and the cache of this one."""
+        if self._source.bundle is not None:
+            raise UnsupportedProgram("a bundle has no plans that verify proposed tokens: open the .pte file instead")
+        if self.signature.chunk == 1:
+            raise UnsupportedProgram("a program that takes one token at a time cannot verify several at once")
+        if not self.method.in_one_plan:
+            raise UnsupportedProgram("a program that partly runs on the host cannot share its cache")
+        points = verifying_points(self.signature)
+        program = open_program(
+            self._source.program, self._options, methods=[METHOD], append={METHOD: verifying_of(self.signature)},
+            points={METHOD: points}, first={METHOD: points[: len(points) // 2]}, beside=self.program, states=self.method,
+        )  # fmt: skip
+        if not program.method(METHOD).in_one_plan:
+            program.close()
+            raise UnsupportedProgram("the program cannot verify several tokens at once in a single plan")
+        return program
+
+    def _choose(self, request: TextRequest) -> Choice | None:
+        """Return the proposals that are worth a run, if there are any."""
+        if request.speculation is None:
+            return None
+        return request.speculation.choose(request.tokens, min(request.room, self.signature.chunk - 1), self._costs)
+
+    def _verify(self, request: TextRequest, choice: Choice) -> None:
+        """Run the latest token and the proposals after it; add the tokens that they give to those accepted."""
+        assert self._verifier and request.speculation
+        text, step, position = request.tokens, request.generated, len(self._cached)
+        proposals = choice.source.propose(text, choice.count)
+        count = len(proposals) + 1
+        rows = [SampledRow(request.sampler, step + k, text, proposals[:k]) for k in range(count)]
+        ids = self._ids([text[-1], *proposals])
+        arguments = self.arguments(ids, position, (), np.arange(count, dtype=np.int32))
+        operands = row_operands(rows, self.signature.vocabulary)
+        call = start(self._verifier.method(METHOD), [*arguments, *operands])
+        tokens, logprobs = (x.tolist() for x in call.result()[:2])
+        right = next((k for k, token in enumerate(proposals) if token != tokens[k]), len(proposals))
+        self._cached.extend([text[-1], *proposals[:right]])
+        request.accepted.extend(zip(tokens[: right + 1], logprobs))
+        request.speculation.learn(choice, right)
+        self._count(request, count, choice.source.drafted)
+
+    def _count(self, request: TextRequest, rows: int, drafted: bool = False) -> None:
+        """Add the time since the request's latest run to the costs."""
+        now = time.perf_counter()
+        if self._since and self._since[0] is request:
+            self._costs.add(rows, now - self._since[1], drafted)
+        self._since = request, now
 
     def _run_ahead(self, request: TextRequest, call: Any, step: int) -> None:
         """Start steps after `call`, from the `step`-th on: as many as are submitted at once.
@@ -198,9 +281,12 @@ class SequentialRunner:
         return np.array([tokens], self.signature.tokens.numpy)
 
     def arguments(
-        self, tokens: Any, position: int, sampling: tuple[np.ndarray, np.ndarray, int], targets: np.ndarray = NO_TARGETS
+        self, tokens: Any, position: int, sampling: Sequence[Any], targets: np.ndarray = NO_TARGETS
     ) -> list[Any]:
-        """Return the inputs of the method; `tokens` [1, S] are on the host, or a single one on the device."""
+        """Return the inputs of the method; `tokens` [1, S] are on the host, or a single one on the device.
+
+        Those of the method that verifies are the same with rows in place of `targets`, without `sampling`.
+        """
         positions = np.array([position], self.signature.position.numpy)
         rows: Sequence[np.ndarray] = ()
         if self.pictures and isinstance(tokens, np.ndarray):
