@@ -38,6 +38,10 @@ CacheType = Annotated[
     Literal["f32", "f16"],
     typer.Option(help="Element type of key-value caches; f16 halves their memory and is faster when they are long."),
 ]
+DraftModel = Annotated[
+    Path | None,
+    typer.Option(help="A smaller model with the same tokens that proposes them.", show_default="the text itself"),
+]
 TokenizerPath = Annotated[
     Path | None, typer.Option(help="tokenizer.json, or a folder that contains it.", show_default="next to the model")
 ]
@@ -145,6 +149,32 @@ class SamplingFlags:
     def options(self) -> dict[str, Any]:
         """Return the keyword arguments of `LanguageModel.stream`."""
         return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculationFlags:
+    """The options for speculative decoding."""
+
+    PANEL: ClassVar[str] = "How to decode faster"
+
+    speculate: Annotated[
+        str | None,
+        typer.Option(
+            metavar="off|auto|NUMBER",
+            help="Verify proposed tokens, several in one run: auto as long as that is faster, or always this NUMBER.",
+            show_default="off, or auto with --draft",
+        ),
+    ] = None
+    draft: DraftModel = None
+
+    def options(self) -> dict[str, Any]:
+        """Return the keyword arguments of `LanguageModel.stream`."""
+        return {} if self.speculate is None else {"speculate": parsed_speculation(self.speculate)}
+
+
+def parsed_speculation(text: str) -> Any:
+    """Return the option `speculate` of Python: a number as an int."""
+    return int(text) if text.isdecimal() else text
 
 
 def command(function: Callable[..., CommandReport | None]) -> Callable[..., None]:

@@ -19,7 +19,7 @@ from ..models.checkpoints import check_folder_kind, exported_once, is_checkpoint
 from ..models.kinds import SERVED
 from ..units import counted
 from .console import bars, note
-from .options import AsJson, HostNames, LoadFlags, TokenizerPath
+from .options import AsJson, HostNames, LoadFlags, TokenizerPath, parsed_speculation
 from .report import CommandReport
 
 if TYPE_CHECKING:
@@ -65,6 +65,14 @@ def serve(
     drain: Annotated[
         float, typer.Option(help="Seconds for running requests to finish when the server is stopped.", min=0)
     ] = 30.0,
+    speculate: Annotated[
+        str,
+        typer.Option(
+            metavar="off|auto|NUMBER",
+            help="Verify tokens that a text repeats, several in one run: auto as long as that is faster, or always "
+            "this NUMBER.",
+        ),
+    ] = "off",
     tokenizer: TokenizerPath = None,
     device: Annotated[
         list[str] | None,
@@ -79,6 +87,7 @@ def serve(
     json: AsJson = False,
 ) -> None:
     """Serve models to many clients at once, with the API that OpenAI's clients speak."""
+    from ..models.text.speculation import count_of
     from ..models.tokenizer import check_tokenizer
     from ..serve import ServeLimits, Serving, Writes, bind, read_keys, url_of
     from ..serve import serve as run
@@ -103,7 +112,9 @@ def serve(
     with bars() as update:
         models = [exported_once(path, update) for path in models]
     limits = ServeLimits(max_body, max_tokens, seconds=max_seconds, queue=queue, drain=drain)
-    room = EngineLimits(sequences, None if memory is None else int(memory * 2**30))
+    speculating = parsed_speculation(speculate)
+    count_of(speculating)  # refuses other values before anything is loaded
+    room = EngineLimits(sequences, None if memory is None else int(memory * 2**30), speculating)
     options = loading.options()
     with ExitStack() as stack, bind(host, port) as bound:
         page = url_of(bound) + "/"

@@ -37,6 +37,10 @@ class Acceptance:
     accepted: int = 0
     reason: str = ""  # why the model verifies none
 
+    def add(self, proposed: int, accepted: int) -> None:
+        """Count a run."""
+        self.runs, self.proposed, self.accepted = self.runs + 1, self.proposed + proposed, self.accepted + accepted
+
     @property
     def rate(self) -> float:
         """The share of the proposed tokens that was accepted; 0 if none was proposed."""

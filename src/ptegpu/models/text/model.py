@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
@@ -36,7 +37,8 @@ class LanguageModel(Prompts):
     `options` are `LoadOptions`, or a device; `more` are their fields by name. The tokenizer is searched for beside the
     model (`NAME.tokenizer.json`, `tokenizer.json`), or given as a file or folder. Without one, prompts are lists of
     tokens. `data` is one or several `.ptd` files. `chunk` is how many tokens of a prompt run at once. With the option
-    `cache="f16"`, long contexts are faster.
+    `cache="f16"`, long contexts are faster. `draft` is a smaller model of the same vocabulary, whose tokens this one
+    verifies; then speculation is "auto" by default (docs/generate.md).
     """
 
     def __init__(
@@ -47,6 +49,7 @@ class LanguageModel(Prompts):
         *,
         data: Any = None,
         chunk: int | None = None,
+        draft: Openable | None = None,
         **more: Any,
     ) -> None:
         options = loading(options, more)
@@ -58,6 +61,12 @@ class LanguageModel(Prompts):
         self._batch: TextEngine | None = None  # of the same program for several sequences
         self._batch_source: Any = (opened.program, self.signature, options), data  # None: it cannot serve several
         self._lock = Lock()
+        if draft is not None:
+            try:
+                self._use_draft(LanguageModel(draft, replace(options, device=self.program.device)))
+            except BaseException:
+                self.close()
+                raise
 
     @property
     def cached(self) -> tuple[int, ...]:
@@ -93,7 +102,7 @@ class LanguageModel(Prompts):
     ) -> Generation:
         """Return the continuation of a prompt. `stream` is called with each piece of text as it comes."""
         if stream is None:
-            handle = self.request(self.encode(prompt, pictures), options, lookahead=LOOKAHEAD)
+            handle = self.request(self.encode(prompt, pictures), options, self.runner, lookahead=LOOKAHEAD)
             return self._engine.attach(handle).wait()
         pieces = self.stream(prompt, pictures=pictures, **options)
         for text in pieces:
@@ -109,7 +118,7 @@ class LanguageModel(Prompts):
         engine = self._batch_engine() if len(tokens) > 1 else None
         if engine is None:
             return [self.generate(prompt, **options) for prompt in tokens]
-        handles = [engine.enqueue(self.request(prompt, options)) for prompt in tokens]
+        handles = [engine.enqueue(self.request(prompt, options, engine.runner)) for prompt in tokens]
         try:
             return [handle.wait() for handle in handles]
         except BaseException:
@@ -121,7 +130,7 @@ class LanguageModel(Prompts):
         self, prompt: Prompt, *, pictures: Sequence[Picture] = (), **options: Unpack[GenerationOptions]
     ) -> Stream:
         """Return an iterator over the text of the continuation; its `generation` has the rest."""
-        return Stream(self._engine.attach(self.request(self.encode(prompt, pictures), options)))
+        return Stream(self._engine.attach(self.request(self.encode(prompt, pictures), options, self.runner)))
 
     def chat(self, system: str | None = None, **options: Unpack[GenerationOptions]) -> Conversation:
         """Return a conversation with the model."""
@@ -140,9 +149,6 @@ class LanguageModel(Prompts):
         """Empty the cache."""
         self.runner.reset()
 
-    def refusal_to_verify(self) -> str:
-        return self.runner.refusal_to_verify()
-
     def close(self) -> None:
         """Free the GPU memory."""
         self._engine.close()
@@ -153,6 +159,23 @@ class LanguageModel(Prompts):
         if self.pictures is None:
             raise InvalidInput("this model sees no pictures: it has no method for them")
         return self.pictures
+
+    def _use_draft(self, draft: LanguageModel) -> None:
+        """Let a smaller model propose tokens. Refuse one of another vocabulary."""
+        self.runner.draft, self.speculate = draft.runner, "auto"  # so that `close` includes it
+        own, other = self.signature.vocabulary, draft.signature.vocabulary
+        if own != other:
+            raise InvalidInput(
+                f"the draft model has a vocabulary of {other} tokens, the model one of {own}: "
+                "take a draft of the same family"
+            )
+        if not draft.runner.method.in_one_plan:
+            raise UnsupportedProgram("the draft model runs partly on the host, so it cannot propose tokens fast enough")
+        if self.has_tokenizer and draft.has_tokenizer and self.tokenizer.vocabulary != draft.tokenizer.vocabulary:
+            raise InvalidInput(
+                f"the tokens of {draft.tokenizer.path} differ from those of {self.tokenizer.path}: "
+                "take a draft of the same family"
+            )
 
     def _batch_engine(self) -> TextEngine | None:
         """Return the engine for several sequences; None if the program cannot serve them."""

@@ -19,9 +19,10 @@ from ..calls import start
 from .compiling import SERVE, bundle_limits, check_chunk, pages_of, serving_of, serving_points, width_of
 from .engine import Results
 from .pages import Pages
-from .sampling import row_operands
+from .sampling import SampledRow, Sampling, row_operands
 from .schedule import PlannedRun, Scheduler
 from .signature import METHOD, TextSignature
+from .speculation import MOST, Lookup, Source
 
 if TYPE_CHECKING:
     from ...runtime import Program
@@ -56,13 +57,14 @@ class PagedRunner:
             if memory is not None:
                 raise InvalidInput("a bundle has the caches that it was made with: give the memory to ptegpu compile")
             pages, max_rows, slots = bundle_limits(source)
-            max_rows = min(rows or max_rows, max_rows)
+            max_rows, sampled = min(rows or max_rows, max_rows), slots
             first = {SERVE: serving_points(signature, 1, 1)[:1]}
             self.program = open_program(source, options, data, methods=[SERVE], first=first)
             self.method = self.program.method(SERVE)
         else:
             max_rows = min(rows or ROWS_OF.get(device.info.type, ROWS), signature.chunk)
             slots = min(sequences, max_rows)
+            sampled = min(max_rows, max(slots, MOST + 1))  # room for proposals of a single request
             pages = 0
 
             def count(sizes: Sequence[int]) -> int:
@@ -74,7 +76,7 @@ class PagedRunner:
                 pages = pages_of(signature, slots, sizes, budget, limit, options.cache == "f16")
                 return pages
 
-            points = serving_points(signature, max_rows, slots)
+            points = serving_points(signature, max_rows, sampled)
             self.program = open_program(
                 source,
                 options,
@@ -91,7 +93,9 @@ class PagedRunner:
         self._tables = np.full((slots, width_of(signature)), -1, np.int32)
         self._pages: list[list[int]] = [[] for _ in range(slots)]  # in the tables
         running = min(sequences, slots, max_rows)
-        self.scheduler = Scheduler(Pages(pages, PAGE), signature.context, running, max_rows, prefill_rows, queue)
+        self.scheduler = Scheduler(
+            Pages(pages, PAGE), signature.context, running, max_rows, prefill_rows, queue, sampled
+        )
 
     def start(self, run: PlannedRun) -> Results:
         for request in run.requests:
@@ -99,8 +103,9 @@ class PagedRunner:
                 self._pages[request.slot] = list(request.pages)
                 self._tables[request.slot, : len(request.pages)] = request.pages
         count = len(run.sample_rows)
-        sampled = ((request.sampler, step, request.tokens) for request, step in zip(run.sample_requests, run.steps))
-        settings, seen_bits = row_operands(sampled, self._signature.vocabulary)
+        sampled = zip(run.sample_requests, run.steps, run.proposals)
+        rows = (SampledRow(request.sampler, step, request.tokens, proposals) for request, step, proposals in sampled)
+        settings, seen_bits = row_operands(rows, self._signature.vocabulary)
         sample_rows = np.array(run.sample_rows or [0], np.int32)  # one at least
         tokens = np.array([run.tokens], self._signature.tokens.numpy)
         call = start(
@@ -112,6 +117,14 @@ class PagedRunner:
             return tokens.tolist()[:count], logprobs.tolist()[:count]
 
         return results
+
+    def refusal_to_verify(self) -> str:
+        if self.scheduler.sampled > 1:
+            return ""
+        return "the bundle chooses one token in a run: `ptegpu compile --serve --sequences 16` makes one that does more"
+
+    def sources(self, tokens: Sequence[int], sampling: Sampling) -> list[Source]:
+        return [Lookup(self._signature.vocabulary)]
 
     def prepare(self) -> None:
         self.program.prepare()

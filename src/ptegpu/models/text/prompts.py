@@ -15,7 +15,7 @@ from .handle import Handle, Outcome
 from .sampling import Sampler, Sampling
 from .schedule import TextRequest
 from .signature import TextSignature
-from .speculation import Lookup, Source, Speculate, Speculation, count_of
+from .speculation import Speculate, Speculation, Verifier, count_of
 
 if TYPE_CHECKING:
     from ..template import Message
@@ -55,6 +55,7 @@ class Prompts:
         self.signature = signature
         self.pictures: Pictures | None = None  # those that the model has seen, if it can see
         self.speculate: Speculate = "off"  # unless a request says otherwise
+        self.acceptance = Acceptance()  # of all requests
         self._path = path
         self._tokenizer_path = tokenizer
         self._tokenizer: Tokenizer | None = None
@@ -112,6 +113,7 @@ class Prompts:
         self,
         tokens: list[int],
         options: Mapping[str, object],
+        verifier: Verifier,
         *,
         deadline: float = math.inf,
         owner: str = "",
@@ -121,7 +123,7 @@ class Prompts:
     ) -> Handle:
         """Return a request for the continuation of a checked prompt; `options` are `GenerationOptions`.
 
-        `with_bytes` adds to each piece the bytes of its token.
+        `with_bytes` adds to each piece the bytes of its token. The `verifier` will run the request.
         """
         settings: dict[str, Any] = dict(options)
         max_tokens = settings.pop("max_tokens", MAX_TOKENS)
@@ -138,20 +140,13 @@ class Prompts:
         sampler, generation = Sampler(sampling, vocabulary), Generation(tokens, cast(int, sampling.seed))
         request = TextRequest(tokens, max_tokens, sampler, context, ends, deadline, owner, lookahead=lookahead)
         if count != 0:
-            generation.speculation = Acceptance(reason=self.refusal_to_verify())
+            generation.speculation = Acceptance(reason=verifier.refusal_to_verify())
             if not generation.speculation.reason:
-                request.speculation = Speculation(self.sources(sampling), count, generation.speculation)
+                records = generation.speculation, self.acceptance
+                request.speculation = Speculation(verifier.sources(tokens, sampling), count, records)
         stops = StopStrings([stop] if isinstance(stop, str) else stop)
         bytes_of = self.tokenizer.bytes_of if detokenizer and with_bytes else None
         return Handle(request, generation, detokenizer, stops, bytes_of, on_event)
-
-    def refusal_to_verify(self) -> str:
-        """Return why the model cannot verify proposed tokens; an empty text if it can."""
-        raise NotImplementedError
-
-    def sources(self, sampling: Sampling) -> list[Source]:
-        """Return what proposes tokens for one text."""
-        return [Lookup(self.signature.vocabulary)]
 
     def _parts(self, messages: Sequence[Message]) -> list[Message]:
         """Return messages for a template. That of a model that sees takes contents as lists of parts."""

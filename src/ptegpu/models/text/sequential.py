@@ -14,6 +14,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,10 +29,10 @@ from .compiling import GENERATE, points_of, sampling_of, verifying_of, verifying
 from .engine import Results
 from .pages import Pages
 from .pictures import Pictures
-from .sampling import NO_SAMPLING, SampledRow, row_operands
+from .sampling import NO_SAMPLING, SampledRow, Sampler, Sampling, row_operands
 from .schedule import PlannedRun, Scheduler, TextRequest
 from .signature import METHOD, VISION, TextSignature
-from .speculation import Choice, Costs
+from .speculation import Choice, Costs, Lookup, Source
 
 if TYPE_CHECKING:
     from ...runtime import Program
@@ -82,11 +83,12 @@ class SequentialRunner:
         self.scheduler = Scheduler(Pages(1, signature.context), signature.context, 1, signature.context, limit=queue)
         self._lock = Lock()
         self._cached: list[int] = []  # the tokens whose keys and values are in the cache
-        self._owner: TextRequest | None = None  # whose tokens they are
+        self._owner: TextRequest | Sampler | None = None  # whose tokens they are
         self._source, self._options = source, options
         self._verifier: Program | None = None
         self._refusal: str | None = None  # why there is none; None: not tried yet
         self._costs = Costs()
+        self.draft: SequentialRunner | None = None  # a smaller model that proposes tokens
         self._since: tuple[TextRequest, float] | None = None  # whose token was the latest, and when
         self._ahead: deque[Any] = deque()  # started steps of the owner
 
@@ -176,7 +178,40 @@ class SequentialRunner:
     def prepare(self) -> None:
         self.program.prepare()
 
+    def sources(self, tokens: Sequence[int], sampling: Sampling) -> list[Source]:
+        sources: list[Source] = [Lookup(self.signature.vocabulary)]
+        if self.draft is not None and max(tokens) < self.signature.vocabulary:
+            sources.append(_Draft(self.draft, len(tokens), sampling))
+        return sources
+
+    def continuation(self, text: Sequence[int], count: int, sampler: Sampler, step: int, same: int = 0) -> list[int]:
+        """Return tokens after a text, the first of which is the `step`-th that the sampler chooses.
+
+        The first `same` tokens of the text are those of the last call with this sampler.
+        """
+        with self._lock:
+            self._forget_ahead()
+            self._keep(text[:-1], same if self._owner is sampler else 0)
+            self._owner = sampler
+            self._prefill(text, self.chunk)
+            rest = list(text[len(self._cached) :])
+            tokens, position, calls = self._ids(rest), len(self._cached), []
+            try:
+                for k in range(count):
+                    arguments = self.arguments(tokens, position, sampler.operands(step + k, text))
+                    calls.append(self.method.start(arguments, hold=k + 1 < count))
+                    tokens, position = calls[-1].resident()[TOKEN], len(text) + k
+                chosen = [call.result()[TOKEN].item() for call in calls]
+            except BaseException:
+                for call in calls:
+                    call.discard()
+                raise
+            self._cached.extend([*rest, *chosen[:-1]])
+            return chosen
+
     def close(self) -> None:
+        if self.draft is not None:
+            self.draft.close()
         if self._verifier is not None:
             self._verifier.close()
         self.program.close()
@@ -191,9 +226,15 @@ class SequentialRunner:
             raise UnsupportedProgram("a program that partly runs on the host cannot share its cache")
         points = verifying_points(self.signature)
         program = open_program(
-            self._source.program, self._options, methods=[METHOD], append={METHOD: verifying_of(self.signature)},
-            points={METHOD: points}, first={METHOD: points[: len(points) // 2]}, beside=self.program, states=self.method,
-        )  # fmt: skip
+            self._source.program,
+            self._options,
+            methods=[METHOD],
+            append={METHOD: verifying_of(self.signature)},
+            points={METHOD: points},
+            first={METHOD: points[: len(points) // 2]},  # those without a penalty
+            beside=self.program,
+            states=self.method,
+        )
         if not program.method(METHOD).in_one_plan:
             program.close()
             raise UnsupportedProgram("the program cannot verify several tokens at once in a single plan")
@@ -209,7 +250,7 @@ class SequentialRunner:
         """Run the latest token and the proposals after it; add the tokens that they give to those accepted."""
         assert self._verifier and request.speculation
         text, step, position = request.tokens, request.generated, len(self._cached)
-        proposals = choice.source.propose(text, choice.count)
+        proposals = choice.source.propose(text, choice.number)
         count = len(proposals) + 1
         rows = [SampledRow(request.sampler, step + k, text, proposals[:k]) for k in range(count)]
         ids = self._ids([text[-1], *proposals])
@@ -218,8 +259,8 @@ class SequentialRunner:
         call = start(self._verifier.method(METHOD), [*arguments, *operands])
         tokens, logprobs = (x.tolist() for x in call.result()[:2])
         right = next((k for k, token in enumerate(proposals) if token != tokens[k]), len(proposals))
+        request.accepted.extend(zip(tokens[: right + 1], logprobs))  # what the cache lacks would only run again
         self._cached.extend([text[-1], *proposals[:right]])
-        request.accepted.extend(zip(tokens[: right + 1], logprobs))
         request.speculation.learn(choice, right)
         self._count(request, count, choice.source.drafted)
 
@@ -253,11 +294,11 @@ class SequentialRunner:
         while self._ahead:
             self._ahead.pop().discard()
 
-    def _keep(self, tokens: Sequence[int]) -> None:
-        """Forget the cached tokens from the first one on that differs from `tokens`."""
-        pairs = zip(self._cached, tokens)
-        same = next((k for k, (a, b) in enumerate(pairs) if a != b), min(len(self._cached), len(tokens)))
-        del self._cached[same:]
+    def _keep(self, tokens: Sequence[int], same: int = 0) -> None:
+        """Forget the cached tokens from the first one on that differs from `tokens`; the first `same` do not."""
+        end = min(len(self._cached), len(tokens))
+        pairs = zip(self._cached[same:], tokens[same:])
+        del self._cached[next((same + k for k, (a, b) in enumerate(pairs) if a != b), end) :]
 
     def _prefill(self, tokens: Sequence[int], leave: int, request: TextRequest | None = None) -> None:
         """Run the tokens that the cache lacks, in chunks, until at most `leave` remain or the request is cancelled."""
@@ -294,3 +335,21 @@ class SequentialRunner:
         elif self.pictures:
             rows = self.pictures.none
         return [tokens, positions, *rows, *sampling, targets]
+
+
+class _Draft:
+    """Proposals from a smaller model, which chooses with the same random numbers as the one that verifies."""
+
+    drafted = True
+
+    def __init__(self, runner: SequentialRunner, prompt: int, sampling: Sampling) -> None:
+        self._runner, self._prompt = runner, prompt  # tokens of the prompt
+        self._sampler = Sampler(replace(sampling, repeat_penalty=1.0), runner.signature.vocabulary)
+        self._same = 0  # tokens of the text in the latest call
+
+    def available(self, text: Sequence[int], most: int) -> int:
+        return min(most, self._runner.signature.context - len(text))
+
+    def propose(self, text: Sequence[int], count: int) -> list[int]:
+        same, self._same = self._same, len(text) - 1
+        return self._runner.continuation(text, count, self._sampler, len(text) - self._prompt, same)

@@ -1,19 +1,22 @@
 """Speculative decoding: tokens that are proposed cheaply, and how many of them are worth verifying.
 
-A run that verifies k proposals has k + 1 rows, chooses a token after each, as plain decoding does, and accepts proposals
-up to the first one that differs. So it gives 1 to k + 1 tokens. Proposals come from the text itself, or from a draft
-model. Whether they pay depends on the share that is accepted, and on the measured cost of runs by their rows.
+A run that verifies k proposals has k + 1 rows and chooses a token after each, as plain decoding does. It accepts
+proposals up to the first one that differs, so it gives 1 to k + 1 tokens. Proposals come from the text itself, or from
+a draft model. Whether they pay depends on the share that is accepted, and on the measured cost of runs by their rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Literal, NamedTuple, Protocol
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 import numpy as np
 
 from ...errors import InvalidInput
 from .generation import Acceptance
+
+if TYPE_CHECKING:
+    from .sampling import Sampling
 
 Speculate = Literal["off", "auto"] | int  # a number: always that many proposals, where there are as many
 
@@ -116,23 +119,21 @@ class Lookup:
         return self._tokens[:count]
 
 
-class Draft:
-    """Proposals from a smaller model, by a function of the text and their number."""
+class Verifier(Protocol):
+    """What runs requests, seen by their speculation."""
 
-    drafted = True
+    def refusal_to_verify(self) -> str:
+        """Return why it cannot verify proposed tokens; an empty text if it can."""
 
-    def __init__(self, propose: Callable[[Sequence[int], int], list[int]]) -> None:
-        self.propose = propose
-
-    def available(self, text: Sequence[int], most: int) -> int:
-        return most
+    def sources(self, tokens: Sequence[int], sampling: Sampling) -> list[Source]:
+        """Return what proposes tokens after a prompt, the best source first."""
 
 
 class Choice(NamedTuple):
     """Proposals that are worth a run."""
 
     source: Source
-    count: int
+    number: int
 
 
 class _Experience:
@@ -153,39 +154,47 @@ class _Experience:
 
 
 class Speculation:
-    """The speculation of one text. `count` is a fixed number of proposals; with None, only as many as pay."""
+    """The speculation of one text. `count` is a fixed number of proposals; with None, only as many as pay.
 
-    def __init__(self, sources: Sequence[Source], count: int | None, acceptance: Acceptance) -> None:
-        self.count, self.acceptance = count, acceptance
+    `records` count what becomes of the proposals.
+    """
+
+    def __init__(self, sources: Sequence[Source], count: int | None, records: Sequence[Acceptance]) -> None:
+        self._fixed, self._records = count, records
         self._sources = [(source, _Experience()) for source in sources]
 
     def choose(self, text: Sequence[int], most: int, costs: Costs, rows: int = 1, tokens: float = 1.0) -> Choice | None:
-        """Return the proposals after a text, at most `most`, that are worth a run.
+        """Return the proposals after a text, at most `most`, that gain most; None if none are worth a run.
 
         Without them, the run has `rows` rows and gives `tokens` tokens, on average.
         """
-        for source, experience in self._sources:
+        best, highest = None, 0.0
+        for source, known in self._sources:
             available = source.available(text, min(most, MOST))
-            count = self._count(source, experience, available, costs, rows, tokens) if available > 0 else 0
-            if count:
-                return Choice(source, count)
-        return None
+            if available < 1:
+                continue
+            if self._fixed is not None:
+                count = min(self._fixed, available)
+                gain = known.tokens(count)
+            else:
+                count, gain = self._worth(source, known, available, costs, rows, tokens)
+            if count and gain > highest:
+                best, highest = Choice(source, count), gain
+        return best
 
     def learn(self, choice: Choice, accepted: int) -> None:
         """Count the proposals of a run, of which so many were accepted."""
-        next(e for source, e in self._sources if source is choice.source).learn(choice.count, accepted)
-        counts = self.acceptance
-        counts.runs, counts.proposed = counts.runs + 1, counts.proposed + choice.count
-        counts.accepted += accepted
+        next(e for source, e in self._sources if source is choice.source).learn(choice.number, accepted)
+        for record in self._records:
+            record.add(choice.number, accepted)
 
-    def _count(
+    def _worth(
         self, source: Source, known: _Experience, available: int, costs: Costs, rows: int, tokens: float
-    ) -> int:
-        if self.count is not None:
-            return min(self.count, available)
+    ) -> tuple[int, float]:
+        """Return how many proposals of a source gain most, and how many times the tokens per second they give."""
         plain = costs.of(rows)
         if plain is None:  # a plain run is measured first
-            return 0
+            return 0, 0.0
         best, most = 0, 1.0 if known.pays else START
         for count in COUNTS:
             seconds = costs.of(rows + count, source.drafted)
@@ -195,12 +204,12 @@ class Speculation:
         known.pays = best > 0
         if best:
             known.missed, known.patience = 0, PATIENCE
-            return best
+            return best, most
         known.missed += 1
         if known.missed < known.patience:
-            return 0
+            return 0, 0.0
         known.missed, known.patience = 0, min(2 * known.patience, MOST_PATIENCE)
-        return min(PROBE, available)
+        return min(PROBE, available), 1.0
 
 
 def count_of(speculate: Speculate) -> int | None:
