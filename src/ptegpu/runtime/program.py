@@ -126,7 +126,7 @@ def open_program(
     """Load a program; see `load` for the parameters.
 
     It shares the states of the method `states` of the program `beside`, must write the same ones, and must be closed
-    before that one. Both methods are in one plan.
+    before that one. Both methods are in one plan. Its buffers are only large enough for `points`.
     """
     budget, first = Budget(options.limits), first or {}
     with budget.spending("loading it"):
@@ -158,7 +158,7 @@ def open_program(
         def planning(_plan: str, done: int, of: int) -> None:
             options.progress("Planning", done, of)
 
-        compiled, planners = plan_methods(cuts, target, sizes, points, planning, shared.names)
+        compiled, planners = plan_methods(cuts, target, sizes, points, planning, shared.names, tight=states is not None)
         bundle = Bundle(shared.file, (target,), (compiled,), planners)
         return Program(bundle, compiled, replace(options, device=device), first, budget, shared, states)
 

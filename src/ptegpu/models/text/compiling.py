@@ -98,15 +98,18 @@ def points_of(signature: TextSignature) -> Sequence[Mapping[str, int]]:
 
 
 def verifying_points(signature: TextSignature) -> list[dict[str, int]]:
-    """Return the sizes of runs that verify proposals: every number of rows, with and without a penalty."""
-    words = words_of(signature.vocabulary)
+    """Return the sizes of runs that verify proposals: every number of rows, with and without a penalty.
+
+    They include the least and the largest position, because buffers are made for these points.
+    """
+    words, most = words_of(signature.vocabulary), min(MOST + 1, signature.chunk)
 
     def point(rows: int, words: int) -> dict[str, int]:
         names = ["input 0[1]", "wanted[0]", "settings[0]", "seen[0]"]
         names += ["input 2[1]", "input 3[1]"] if signature.pictures else []
-        return {"seen[1]": words} | dict.fromkeys(names, rows)
+        position = 0 if words else signature.context - most
+        return {"seen[1]": words, "input 1": position} | dict.fromkeys(names, rows)
 
-    most = min(MOST + 1, signature.chunk)
     return [point(rows, seen_words) for seen_words in (0, words) for rows in range(2, most + 1)]
 
 
