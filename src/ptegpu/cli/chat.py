@@ -34,9 +34,10 @@ def chat(
     stats: Stats = False,
 ) -> None:
     """Talk with a model; from a pipe, each line is a message."""
+    options = sampling.options() | speculation.options()
     loaded, _ = open_model(model, tokenizer, loading, speculation.draft)
     with loaded:
-        conversation = loaded.chat(system, **sampling.options(), **speculation.options())
+        conversation = loaded.chat(system, **options)
         pictures = [loaded.see(path) for path in image or ()]  # for the next message
         help = HELP if loaded.pictures is None else HELP_WITH_PICTURES
         _note(f"{model.name} on {loaded.program.device.info.name} · {help}")

@@ -55,11 +55,11 @@ def generate(
 ) -> CommandReport:
     """Continue a text, or answer a message with --chat or --system."""
     text = sys.stdin.read().removesuffix("\n") if prompt == "-" else prompt
+    options = sampling.options() | speculation.options()
     loaded, load_s = open_model(model, tokenizer, loading, speculation.draft)
     with loaded:
         is_message = chat or system is not None
         speaker = loaded.chat(system) if is_message else loaded
-        options = sampling.options() | speculation.options()
         stream = speaker.stream(text, pictures=image or [], **options, stop=stop or [])
         if not json and not is_message and sys.stdout.isatty():
             console().print(Text(streamed(text), "dim"), end="", soft_wrap=True)

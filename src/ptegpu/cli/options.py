@@ -173,8 +173,12 @@ class SpeculationFlags:
 
 
 def parsed_speculation(text: str) -> Any:
-    """Return the option `speculate` of Python: a number as an int."""
-    return int(text) if text.isdecimal() else text
+    """Return the option `speculate` as in Python, where a number is an int; raise InvalidInput for other values."""
+    from ..models.text.speculation import count_of
+
+    value: Any = int(text) if text.isdecimal() else text
+    count_of(value)
+    return value
 
 
 def command(function: Callable[..., CommandReport | None]) -> Callable[..., None]:

@@ -87,7 +87,6 @@ def serve(
     json: AsJson = False,
 ) -> None:
     """Serve models to many clients at once, with the API that OpenAI's clients speak."""
-    from ..models.text.speculation import count_of
     from ..models.tokenizer import check_tokenizer
     from ..serve import ServeLimits, Serving, Writes, bind, read_keys, url_of
     from ..serve import serve as run
@@ -112,9 +111,7 @@ def serve(
     with bars() as update:
         models = [exported_once(path, update) for path in models]
     limits = ServeLimits(max_body, max_tokens, seconds=max_seconds, queue=queue, drain=drain)
-    speculating = parsed_speculation(speculate)
-    count_of(speculating)  # refuses other values before anything is loaded
-    room = EngineLimits(sequences, None if memory is None else int(memory * 2**30), speculating)
+    room = EngineLimits(sequences, None if memory is None else int(memory * 2**30), parsed_speculation(speculate))
     options = loading.options()
     with ExitStack() as stack, bind(host, port) as bound:
         page = url_of(bound) + "/"
