@@ -248,6 +248,16 @@ def test_texts_that_repeat_are_accepted(model: LanguageModel) -> None:
     assert off.speculation is None
 
 
+def test_a_penalty_counts_the_proposals_before_a_token(model: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    options: dict[str, Any] = {"max_tokens": 30, "repeat_penalty": 1.5, **FREE}
+    plain = model.generate(TEXTS[2], **options)
+    source = Knowing([[*plain.prompt_tokens, *plain.tokens]], 0.0, random.Random(0))
+    monkeypatch.setattr(model.runner, "sources", lambda *_: [source])
+    result = model.generate(TEXTS[2], speculate=15, **options)
+    assert_same(plain, result)
+    assert result.speculation is not None and 1.0 == result.speculation.rate
+
+
 @pytest.mark.torch
 def test_a_conversation_verifies(loaded: LanguageModel) -> None:
     plain = loaded.chat(max_tokens=12, seed=1, temperature=0.5)
