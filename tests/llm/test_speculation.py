@@ -130,7 +130,7 @@ class Some:
 
 
 def measured(**seconds: float) -> Costs:
-    """Return costs of runs of so many rows."""
+    """Return the costs of runs; each name has a number of rows."""
     costs = Costs()
     for rows, each in seconds.items():
         for _ in range(2):

@@ -25,7 +25,7 @@ from ...errors import InvalidInput, QueueFull
 from .generation import FinishReason
 from .pages import Pages
 from .sampling import Sampler
-from .speculation import Choice, Costs, Speculation
+from .speculation import Costs, Proposals, Speculation
 
 LATEST = -1  # in place of a token that the previous run chooses
 Reason = FinishReason | Literal["failed"]  # failed: its logits are not finite numbers
@@ -105,7 +105,7 @@ class PlannedRun:
     sample_requests: list[TextRequest] = field(default_factory=list)  # for each sampled row
     steps: list[int] = field(default_factory=list)  # for each sampled row, the number of the token in its text
     proposals: list[Sequence[int]] = field(default_factory=list)  # for each sampled row, those between text and token
-    choices: dict[TextRequest, Choice] = field(default_factory=dict)  # of the requests with proposals
+    choices: dict[TextRequest, Proposals] = field(default_factory=dict)  # of the requests with proposals
     requests: list[TextRequest] = field(default_factory=list)  # all that have rows
 
 
@@ -269,7 +269,7 @@ class Scheduler:
             self.pages.register(request.pages[k], *self._key(request, k))
         return end - first
 
-    def _choose(self, run: PlannedRun, request: TextRequest, left: int) -> Choice | None:
+    def _choose(self, run: PlannedRun, request: TextRequest, left: int) -> Proposals | None:
         """Return proposals for a request that are worth their rows; `left` requests have none in this run yet."""
         if request.speculation is None:
             return None
@@ -282,7 +282,7 @@ class Scheduler:
             return None
         return request.speculation.choose(request.tokens, most, self.costs, rows, len(run.requests) + left)
 
-    def _add_proposals(self, run: PlannedRun, request: TextRequest, choice: Choice) -> None:
+    def _add_proposals(self, run: PlannedRun, request: TextRequest, choice: Proposals) -> None:
         """Add rows for proposals after the row of a request's latest token."""
         proposals, first = choice.source.propose(request.tokens, choice.number), request.computed
         count = len(proposals)
@@ -298,8 +298,8 @@ class Scheduler:
         run.choices[request] = choice
         request.computed, request.verifying = first + count, True
 
-    def _verified(self, request: TextRequest, choice: Choice, tokens: int) -> None:
-        """Take back the rows of wrong proposals; the run gave so many tokens."""
+    def _verified(self, request: TextRequest, choice: Proposals, tokens: int) -> None:
+        """Take back the rows of wrong proposals, after a run that gave `tokens` tokens."""
         request.verifying = False
         request.computed = min(request.computed, len(request.tokens) - 1)
         if tokens and request.speculation:

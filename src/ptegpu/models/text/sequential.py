@@ -32,7 +32,7 @@ from .pictures import Pictures
 from .sampling import NO_SAMPLING, SampledRow, Sampler, Sampling, row_operands
 from .schedule import PlannedRun, Scheduler, TextRequest
 from .signature import METHOD, VISION, TextSignature
-from .speculation import Choice, Costs, Lookup, Source
+from .speculation import Costs, Lookup, Proposals, Source
 
 if TYPE_CHECKING:
     from ...runtime import Program
@@ -86,7 +86,7 @@ class SequentialRunner:
         self._owner: TextRequest | Sampler | None = None  # whose tokens they are
         self._source, self._options = source, options
         self._verifier: Program | None = None
-        self._refusal: str | None = None  # why there is none; None: not tried yet
+        self._refusal: str | None = None  # the reason if there is none; None before the first attempt
         self._costs = Costs()
         self.draft: SequentialRunner | None = None  # a smaller model that proposes tokens
         self._since: tuple[TextRequest, float] | None = None  # whose token was the latest, and when
@@ -240,13 +240,13 @@ class SequentialRunner:
             raise UnsupportedProgram("the program cannot verify several tokens at once in a single plan")
         return program
 
-    def _choose(self, request: TextRequest) -> Choice | None:
+    def _choose(self, request: TextRequest) -> Proposals | None:
         """Return the proposals that are worth a run, if there are any."""
         if request.speculation is None:
             return None
         return request.speculation.choose(request.tokens, min(request.room, self.signature.chunk - 1), self._costs)
 
-    def _verify(self, request: TextRequest, choice: Choice) -> None:
+    def _verify(self, request: TextRequest, choice: Proposals) -> None:
         """Run the latest token and the proposals after it; add the tokens that they give to those accepted."""
         assert self._verifier and request.speculation
         text, step, position = request.tokens, request.generated, len(self._cached)

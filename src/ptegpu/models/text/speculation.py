@@ -26,7 +26,7 @@ LONGEST = 8  # last tokens of a text that are compared with earlier ones; 2 at l
 START = 1.1  # gain from which proposals are verified again after they did not pay
 PROBE = 3  # proposals of a run that tries whether they pay again
 PATIENCE, MOST_PATIENCE = 16, 256  # chances that are passed over before that
-DECAY = 0.9  # of what is known about earlier proposals, per run
+DECAY = 0.9  # of the weight of earlier proposals, per run
 OUTLIER = 8  # times the usual seconds, which a run counts as at most
 
 
@@ -120,7 +120,7 @@ class Lookup:
 
 
 class Verifier(Protocol):
-    """What runs requests, seen by their speculation."""
+    """A runner, as far as speculation uses it."""
 
     def refusal_to_verify(self) -> str:
         """Return why it cannot verify proposed tokens; an empty text if it can."""
@@ -129,7 +129,7 @@ class Verifier(Protocol):
         """Return what proposes tokens after a prompt, the best source first."""
 
 
-class Choice(NamedTuple):
+class Proposals(NamedTuple):
     """Proposals that are worth a run."""
 
     source: Source
@@ -137,7 +137,7 @@ class Choice(NamedTuple):
 
 
 class _Experience:
-    """What is known about one source's proposals for a text."""
+    """The share of one source's proposals that was accepted in a text, and whether they pay."""
 
     def __init__(self) -> None:
         self.accepted, self.tried = 2.0, 3.0  # as if it had been right two times of three
@@ -163,52 +163,54 @@ class Speculation:
         self._fixed, self._records = count, records
         self._sources = [(source, _Experience()) for source in sources]
 
-    def choose(self, text: Sequence[int], most: int, costs: Costs, rows: int = 1, tokens: float = 1.0) -> Choice | None:
+    def choose(
+        self, text: Sequence[int], most: int, costs: Costs, rows: int = 1, tokens: float = 1.0
+    ) -> Proposals | None:
         """Return the proposals after a text, at most `most`, that gain most; None if none are worth a run.
 
         Without them, the run has `rows` rows and gives `tokens` tokens, on average.
         """
         best, highest = None, 0.0
-        for source, known in self._sources:
+        for source, experience in self._sources:
             available = source.available(text, min(most, MOST))
             if available < 1:
                 continue
             if self._fixed is not None:
                 count = min(self._fixed, available)
-                gain = known.tokens(count)
+                gain = experience.tokens(count)
             else:
-                count, gain = self._worth(source, known, available, costs, rows, tokens)
+                count, gain = self._worth(source, experience, available, costs, rows, tokens)
             if count and gain > highest:
-                best, highest = Choice(source, count), gain
+                best, highest = Proposals(source, count), gain
         return best
 
-    def learn(self, choice: Choice, accepted: int) -> None:
-        """Count the proposals of a run, of which so many were accepted."""
+    def learn(self, choice: Proposals, accepted: int) -> None:
+        """Count the proposals of a run, and the number that was accepted."""
         next(e for source, e in self._sources if source is choice.source).learn(choice.number, accepted)
         for record in self._records:
             record.add(choice.number, accepted)
 
     def _worth(
-        self, source: Source, known: _Experience, available: int, costs: Costs, rows: int, tokens: float
+        self, source: Source, experience: _Experience, available: int, costs: Costs, rows: int, tokens: float
     ) -> tuple[int, float]:
         """Return how many proposals of a source gain most, and how many times the tokens per second they give."""
         plain = costs.of(rows)
         if plain is None:  # a plain run is measured first
             return 0, 0.0
-        best, most = 0, 1.0 if known.pays else START
+        best, most = 0, 1.0 if experience.pays else START
         for count in COUNTS:
             seconds = costs.of(rows + count, source.drafted)
             if count <= available and seconds is not None:
-                gain = (1 + known.tokens(count) / tokens) * plain / seconds
+                gain = (1 + experience.tokens(count) / tokens) * plain / seconds
                 best, most = (count, gain) if gain > most else (best, most)
-        known.pays = best > 0
+        experience.pays = best > 0
         if best:
-            known.missed, known.patience = 0, PATIENCE
+            experience.missed, experience.patience = 0, PATIENCE
             return best, most
-        known.missed += 1
-        if known.missed < known.patience:
+        experience.missed += 1
+        if experience.missed < experience.patience:
             return 0, 0.0
-        known.missed, known.patience = 0, min(2 * known.patience, MOST_PATIENCE)
+        experience.missed, experience.patience = 0, min(2 * experience.patience, MOST_PATIENCE)
         return min(PROBE, available), 1.0
 
 
