@@ -89,6 +89,12 @@ def test_generate_verifies_proposals(run: Run, folder: Path, model: LanguageMode
         assert (1, "", refusal % 16) == run(*command, "--speculate", 16)
 
 
+def test_a_server_with_a_draft_has_one_model(run: Run, folder: Path) -> None:
+    models = folder / "tiny.pte", folder / "every.pte"
+    expected = "error: --draft is for one model: serve the others with another command\n"
+    assert (1, "", expected) == run("serve", *models, "--draft", models[0])
+
+
 def test_chat_verifies_proposals(run: Run, folder: Path) -> None:
     plain = run("chat", folder / "tiny.pte", "--temperature", 0, stdin="A fox\nA fox\n")
     assert plain == run("chat", folder / "tiny.pte", "--temperature", 0, "--speculate", 4, stdin="A fox\nA fox\n")

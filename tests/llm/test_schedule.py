@@ -133,9 +133,12 @@ class World:
         if work is None:
             assert self.started or not self.schedule.busy
             return False
+        work.propose()
         assert all(r in work.requests or not self.schedule.needs_one_row(r) for r in oldest)  # the oldest goes on
         assert all(r in work.requests or r.state == "waiting" for r in certain)
-        decoded = sum(r in writing for r in work.requests) + sum(choice.number for choice in work.choices.values())
+        decoded = sum(r in writing for r in work.requests) + sum(
+            choice.number for choice, _, _ in work.verified.values()
+        )
         assert len(work.sample_rows) <= self.schedule.sampled
         assert len(work.rows) == len(work.tokens) <= self.schedule.rows
         assert len(work.requests) == len(set(work.requests)) <= self.sequences
@@ -149,7 +152,7 @@ class World:
             assert len(before) == position
             if position < len(request.tokens):
                 assert token == request.tokens[position]
-            elif request not in work.choices:
+            elif request not in work.verified:
                 assert token == LATEST
             text = texts[slot] = [*before, self.latest[slot] if token == LATEST else token]
             page = request.pages[position // SIZE]

@@ -22,7 +22,9 @@ from ptegpu.errors import InvalidInput, UnsupportedProgram
 from ptegpu.gpu import open_device
 from ptegpu.models.text import LanguageModel
 from ptegpu.models.text.batch import BatchEngine
+from ptegpu.models.text.draft import sources
 from ptegpu.models.text.generation import Acceptance
+from ptegpu.models.text.sampling import Sampling
 from ptegpu.models.text.speculation import MOST_PATIENCE, PATIENCE, PROBE, Costs, Lookup, Speculation, count_of
 from ptegpu.plan.method import Var
 
@@ -349,6 +351,31 @@ def test_a_batch_speculates_as_its_engine_does(engine: BatchEngine, model: Langu
     for text, result in zip(TEXTS, model.generate_batch(TEXTS, max_tokens=20, speculate=3, **FREE)):
         assert_same(model.generate(text, max_tokens=20, **FREE), result)
         assert result.speculation is not None and not result.speculation.reason
+
+
+def test_an_engine_uses_a_draft_while_a_single_request_runs(model: LanguageModel) -> None:
+    options: dict[str, Any] = {"max_tokens": 24, "temperature": 1.0, "seed": 2, "speculate": 3, **FREE}
+    plain = [model.generate(text, **options | {"speculate": "off"}) for text in TEXTS]
+    with BatchEngine(DEMO, sequences=4, draft=DEMO) as engine:
+        assert "auto" == engine.speculate
+        result = engine.submit(TEXTS[3], options).wait()  # type: ignore[arg-type]
+        assert_same(plain[3], result)
+        assert result.speculation is not None and result.speculation.accepted > 10
+        with engine._wake:  # no run begins before all are submitted
+            handles = [engine.submit(text, options) for text in TEXTS]  # type: ignore[arg-type]
+        for expected, handle in zip(plain, handles):
+            assert_same(expected, handle.wait())
+
+
+def test_a_draft_has_one_text_at_a_time(drafted: LanguageModel) -> None:
+    alone, sampling = True, Sampling(seed=1)
+    _, source = sources(drafted.signature, [5, 6], sampling, drafted.runner.draft, lambda: alone)
+    assert (3, 3) == (source.available([5, 6], 3), len(source.propose([5, 6], 3)))
+    assert 2 == source.available([5] * (drafted.signature.context - 2), 3)
+    alone = False
+    assert 0 == source.available([5, 6], 3)
+    beyond = [5, drafted.signature.vocabulary]  # a row of a picture
+    assert 1 == len(sources(drafted.signature, beyond, sampling, drafted.runner.draft))
 
 
 @pytest.mark.torch

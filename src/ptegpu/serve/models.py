@@ -29,7 +29,8 @@ class EngineLimits(NamedTuple):
 
     sequences: int = 64  # requests that run at once
     memory: int | None = None  # upper bound for caches, in bytes; None: what the requests can use
-    speculate: Speculate = "off"
+    speculate: Speculate | None = None  # None: off, or auto with a draft model
+    draft: Path | None = None  # a smaller model that proposes tokens
 
 
 def open_model(

@@ -159,6 +159,7 @@ class TextEngine:
             for request in run.requests:
                 request.caller.since = request.caller.since or time.perf_counter()
             try:
+                run.propose()
                 results = self.runner.start(run)
             except Exception as error:
                 results = partial(_throw, error)  # after the results of earlier runs

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
@@ -14,6 +13,7 @@ from ...errors import InvalidInput, UnsupportedProgram
 from ...gpu import Lock
 from ..door import Loading, Openable, ProgramSource, loading
 from ..kinds import LANGUAGE
+from .draft import open_draft
 from .engine import TextEngine
 from .generation import Generation
 from .handle import Stream
@@ -62,8 +62,9 @@ class LanguageModel(Prompts):
         self._batch_source: Any = (opened.program, self.signature, options), data  # None: it cannot serve several
         self._lock = Lock()
         if draft is not None:
+            self.speculate = "auto"
             try:
-                self._use_draft(LanguageModel(draft, replace(options, device=self.program.device)))
+                open_draft(self, self.runner, draft, options)
             except BaseException:
                 self.close()
                 raise
@@ -159,23 +160,6 @@ class LanguageModel(Prompts):
         if self.pictures is None:
             raise InvalidInput("this model sees no pictures: it has no method for them")
         return self.pictures
-
-    def _use_draft(self, draft: LanguageModel) -> None:
-        """Let a smaller model propose tokens. Refuse one of another vocabulary."""
-        self.runner.draft, self.speculate = draft.runner, "auto"  # so that `close` includes it
-        own, other = self.signature.vocabulary, draft.signature.vocabulary
-        if own != other:
-            raise InvalidInput(
-                f"the draft model has a vocabulary of {other} tokens, the model one of {own}: "
-                "take a draft of the same family"
-            )
-        if not draft.runner.method.in_one_plan:
-            raise UnsupportedProgram("the draft model runs partly on the host, so it cannot propose tokens fast enough")
-        if self.has_tokenizer and draft.has_tokenizer and self.tokenizer.vocabulary != draft.tokenizer.vocabulary:
-            raise InvalidInput(
-                f"the tokens of {draft.tokenizer.path} differ from those of {self.tokenizer.path}: "
-                "take a draft of the same family"
-            )
 
     def _batch_engine(self) -> TextEngine | None:
         """Return the engine for several sequences; None if the program cannot serve them."""

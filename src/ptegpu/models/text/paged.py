@@ -17,15 +17,17 @@ from ...plan import Bundle
 from ...runtime import LoadOptions, open_program
 from ..calls import start
 from .compiling import SERVE, bundle_limits, check_chunk, pages_of, serving_of, serving_points, width_of
+from .draft import sources
 from .engine import Results
 from .pages import Pages
 from .sampling import SampledRow, Sampling, row_operands
 from .schedule import PlannedRun, Scheduler
 from .signature import METHOD, TextSignature
-from .speculation import MOST, Lookup, Source
+from .speculation import MOST, Source
 
 if TYPE_CHECKING:
     from ...runtime import Program
+    from .sequential import SequentialRunner
 
 SHARE = 2  # by default, caches take at most 1/SHARE of the memory that weights leave free
 ROWS = 512  # of a run; fewer if the model takes fewer
@@ -89,6 +91,7 @@ class PagedRunner:
             )
             self.method = self.program.method(METHOD)
         self.ahead = int(self.method.in_one_plan)
+        self.draft: SequentialRunner | None = None  # a smaller model that proposes tokens for a single text
         self._signature = signature
         self._tables = np.full((slots, width_of(signature)), -1, np.int32)
         self._pages: list[list[int]] = [[] for _ in range(slots)]  # in the tables
@@ -124,12 +127,14 @@ class PagedRunner:
         return "the bundle chooses one token in a run: `ptegpu compile --serve --sequences 16` makes one that does more"
 
     def sources(self, tokens: Sequence[int], sampling: Sampling) -> list[Source]:
-        return [Lookup(self._signature.vocabulary)]
+        return sources(self._signature, tokens, sampling, self.draft, lambda: len(self.scheduler.running) == 1)
 
     def prepare(self) -> None:
         self.program.prepare()
 
     def close(self) -> None:
+        if self.draft is not None:
+            self.draft.close()
         self.program.close()
 
 

@@ -95,6 +95,14 @@ class TextRequest:
         return token, logprob, "context" if count > self.context else None
 
 
+class PlannedProposals(NamedTuple):
+    """Proposals for a request, and the number of their first row, among all rows and among the sampled ones."""
+
+    choice: Proposals
+    row: int
+    sampled: int
+
+
 @dataclass(slots=True)
 class PlannedRun:
     """The rows of a run: tokens with their slots and positions, and the rows after which a token is sampled."""
@@ -105,7 +113,16 @@ class PlannedRun:
     sample_requests: list[TextRequest] = field(default_factory=list)  # for each sampled row
     steps: list[int] = field(default_factory=list)  # for each sampled row, the number of the token in its text
     proposals: list[Sequence[int]] = field(default_factory=list)  # for each sampled row, those between text and token
-    choices: dict[TextRequest, Proposals] = field(default_factory=dict)  # of the requests with proposals
+    verified: dict[TextRequest, PlannedProposals] = field(default_factory=dict)  # of the requests with proposals
+
+    def propose(self) -> None:
+        """Compute the proposals, in place of the zeros that the plan has for them."""
+        for request, (choice, row, sampled) in self.verified.items():
+            proposals = choice.source.propose(request.tokens, choice.number)
+            self.tokens[row : row + len(proposals)] = proposals
+            for k in range(len(proposals)):
+                self.proposals[sampled + k] = proposals[: k + 1]
+
     requests: list[TextRequest] = field(default_factory=list)  # all that have rows
 
 
@@ -219,7 +236,7 @@ class Scheduler:
             if request.state != "ended" and request.generated == step and same:
                 events.append(Event(request, *request.add(token, logprob)))
                 request.pending = 0 if proposals else max(0, request.pending - 1)
-        for request, choice in run.choices.items():
+        for request, (choice, _, _) in run.verified.items():
             self._verified(request, choice, sum(event.request is request for event in events))
         for request in run.requests:
             if request.state == "running":
@@ -283,19 +300,18 @@ class Scheduler:
         return request.speculation.choose(request.tokens, most, self.costs, rows, len(run.requests) + left)
 
     def _add_proposals(self, run: PlannedRun, request: TextRequest, choice: Proposals) -> None:
-        """Add rows for proposals after the row of a request's latest token."""
-        proposals, first = choice.source.propose(request.tokens, choice.number), request.computed
-        count = len(proposals)
+        """Add rows for proposals after the row of a request's latest token; `propose` computes them."""
+        first, count = request.computed, choice.number
         while len(request.pages) * self.pages.size < first + count:
             request.pages.append(self.pages.allocate())
-        for k in range(count):
-            run.sample_rows.append(len(run.rows) + k)
-            run.sample_requests.append(request)
-            run.steps.append(request.generated + 1 + k)
-            run.proposals.append(proposals[: k + 1])
-        run.tokens += proposals
+        row, sampled = len(run.rows), len(run.sample_rows)
+        run.verified[request] = PlannedProposals(choice, row, sampled)
+        run.tokens += [0] * count
         run.rows += [(request.slot, first + k) for k in range(count)]
-        run.choices[request] = choice
+        run.sample_rows += range(row, row + count)
+        run.sample_requests += [request] * count
+        run.steps += range(request.generated + 1, request.generated + 1 + count)
+        run.proposals += [()] * count
         request.computed, request.verifying = first + count, True
 
     def _verified(self, request: TextRequest, choice: Proposals, tokens: int) -> None:

@@ -14,7 +14,6 @@ import math
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,13 +25,14 @@ from ...sampling import GREEDY
 from ..calls import start
 from ..door import ProgramSource
 from .compiling import GENERATE, points_of, sampling_of, verifying_of, verifying_points
+from .draft import sources
 from .engine import Results
 from .pages import Pages
 from .pictures import Pictures
 from .sampling import NO_SAMPLING, SampledRow, Sampler, Sampling, row_operands
 from .schedule import PlannedRun, Scheduler, TextRequest
 from .signature import METHOD, VISION, TextSignature
-from .speculation import Costs, Lookup, Proposals, Source
+from .speculation import Costs, Proposals, Source
 
 if TYPE_CHECKING:
     from ...runtime import Program
@@ -179,10 +179,7 @@ class SequentialRunner:
         self.program.prepare()
 
     def sources(self, tokens: Sequence[int], sampling: Sampling) -> list[Source]:
-        sources: list[Source] = [Lookup(self.signature.vocabulary)]
-        if self.draft is not None and max(tokens) < self.signature.vocabulary:
-            sources.append(_Draft(self.draft, len(tokens), sampling))
-        return sources
+        return sources(self.signature, tokens, sampling, self.draft)
 
     def continuation(self, text: Sequence[int], count: int, sampler: Sampler, step: int, same: int = 0) -> list[int]:
         """Return tokens after a text, the first of which is the `step`-th that the sampler chooses.
@@ -335,21 +332,3 @@ class SequentialRunner:
         elif self.pictures:
             rows = self.pictures.none
         return [tokens, positions, *rows, *sampling, targets]
-
-
-class _Draft:
-    """Proposals from a smaller model, which chooses with the same random numbers as the one that verifies."""
-
-    drafted = True
-
-    def __init__(self, runner: SequentialRunner, prompt: int, sampling: Sampling) -> None:
-        self._runner, self._prompt = runner, prompt  # tokens of the prompt
-        self._sampler = Sampler(replace(sampling, repeat_penalty=1.0), runner.signature.vocabulary)
-        self._same = 0  # tokens of the text in the latest call
-
-    def available(self, text: Sequence[int], most: int) -> int:
-        return min(most, self._runner.signature.context - len(text))
-
-    def propose(self, text: Sequence[int], count: int) -> list[int]:
-        same, self._same = self._same, len(text) - 1
-        return self._runner.continuation(text, count, self._sampler, len(text) - self._prompt, same)
