@@ -388,6 +388,26 @@ def test_programs_with_logits_of_the_last_and_of_every_position(folder: Path, na
         assert result.speculation is not None and result.speculation.runs
 
 
+@pytest.mark.parametrize(
+    "name", ["gemma3", "qwen3 in 4 bits", "llama in 4 bits, 8-bit activations", "mistral in 8 bits, f16"]
+)
+def test_families_and_quantizations(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tests.programs import program
+
+    (tmp_path / "model.pte").write_bytes(program(name).data)
+    prompt, options = [5, 17, 3, 88, 41], {"max_tokens": 20, **FREE}
+    with LanguageModel(tmp_path / "model.pte") as family:
+        plain = family.generate(prompt, **options)
+        source = Knowing([[*prompt, *plain.tokens]], 0.2, random.Random(1))
+        monkeypatch.setattr(family.runner, "sources", lambda *_: [source])
+        result = family.generate(prompt, **options, speculate=7)
+    assert plain.tokens == result.tokens
+    assert result.speculation is not None and result.speculation.accepted > 7
+    if "activations" in name:  # scales have a row for each token, and no other dimension
+        with BatchEngine(tmp_path / "model.pte", one_by_one=False, sequences=2) as engine:
+            assert plain.tokens == engine.submit(prompt, options).wait().tokens  # type: ignore[arg-type]
+
+
 # --- what cannot be combined
 
 

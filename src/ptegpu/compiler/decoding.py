@@ -164,7 +164,7 @@ class _RowRewrite:
             rest.append(c)
         for v in (v for c in rest for v in c.outs if first.op in ROW_TAKING):  # there was one row
             v.dynamic = True
-            v.sizes = (self.length, *v.sizes[1:]) if len(v.sizes) == 2 else (1, self.length, *v.sizes[2:])
+            v.sizes = (self.length, *v.sizes[1:]) if len(v.sizes) < 3 else (1, self.length, *v.sizes[2:])
         return [*self.code[:place], take, *rest]
 
     def _refuse(self, reason: str) -> NoReturn:
