@@ -25,7 +25,7 @@ MOST = COUNTS[0]
 LONGEST = 8  # last tokens of a text that are compared with earlier ones; 2 at least must match
 START = 1.1  # gain from which proposals are verified again after they did not pay
 PROBE = 3  # proposals of a run that tries whether they pay again
-PATIENCE, MOST_PATIENCE = 16, 256  # chances that are passed over before that
+PATIENCE, MOST_PATIENCE = 8, 256  # chances that are passed over before that
 DECAY = 0.9  # of the weight of earlier proposals, per run
 OUTLIER = 8  # times the usual seconds, which a run counts as at most
 
