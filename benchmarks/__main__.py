@@ -23,6 +23,7 @@ from .harness import ENGINES, PRECISIONS, Bench, Missing, Row, lines, save, summ
 WORKLOADS = {
     "decode": "llm",
     "prefill": "llm",
+    "batches": "batches",
     "resnet18": "networks",
     "mobilenetv2": "networks",
     "minilm": "networks",
@@ -59,7 +60,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=0.5, help="of warming up and of timing, each way (0.5)")
     parser.add_argument("--no-compile", action="store_true", help="without compiled PyTorch, which starts slowly")
     parser.add_argument("--quick", action="store_true", help="tiny sizes, to see that everything works")
-    parser.add_argument("--profile", action="store_true", help="show where the host's time goes in `calls`")
+    parser.add_argument("--profile", action="store_true", help="show where the time goes in `calls` and `batches`")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write all rows there, after each workload")
     options = parser.parse_args(arguments)
     unknown = [name for name in options.names if name not in ALL]

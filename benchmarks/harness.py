@@ -104,7 +104,7 @@ class Bench:
         console: Console | None = None,
     ) -> None:
         self.quick, self.data, self.adapter, self.only, self.compiled = quick, data, device, only, compiled
-        self.profile = profile  # `calls` profiles the host
+        self.profile = profile  # `calls` profiles the host, `batches` the kernels
         self.ways = [Way(engine, precision) for engine in engines for precision in precisions]
         self.seconds = 0.02 if quick else seconds
         self.repeats = 3 if quick else 20

@@ -227,7 +227,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--engine", default="auto", choices=("auto", "wgpu", "dawn"))
     parser.add_argument("--precision", default="auto", choices=("auto", "exact", "fast"))
-    parser.add_argument("--cache", default="f32", choices=("f32", "f16"))
+    parser.add_argument("--cache", default="f32", choices=("f32", "f16", "q8"))
     parser.add_argument("--sequences", type=int, default=64)
     parser.add_argument("--memory", type=float, help="GiB for the cache")
     parser.add_argument("--beside", type=int, help="in the process: rows of prompts beside those that write")

@@ -83,6 +83,16 @@ def test_whole_models_are_exported_without_weights_and_run_beside_pytorch(tmp_pa
 
 
 @pytest.mark.torch
+@pytest.mark.slow
+def test_texts_of_several_clients(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "found.json"
+    assert 0 == command.main(["batches", *WGPU, "--data", str(tmp_path), "--profile", "--json", str(file)])
+    assert ["1 client", "3 clients"] == [row["case"] for row in rows(file)]
+    assert all(row["value"] > 0 and row["gpu"] > 0 and row["dispatches"] > 0 for row in rows(file))
+    assert "1 × sample_rows" in capsys.readouterr().out
+
+
+@pytest.mark.torch
 def test_products_and_operators_beside_pytorch(tmp_path: Path, cuda: None) -> None:
     file = tmp_path / "found.json"
     only = ["--only", "128³", "--only", "in turn", "--only", "aten.mm.default"]

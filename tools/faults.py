@@ -87,7 +87,12 @@ class Bench:
         self.digits = ptegpu.compile(ROOT / "src" / "ptegpu" / "demo" / "digits.pte")
         self.image = np.random.default_rng(0).random((1, 8, 8), np.float32)
         self.expected: dict[str, Any] = {}
-        self.works: dict[str, Callable[[], Any]] = {"call": self.call, "resident": self.resident, "load": self.load}
+        self.works: dict[str, Callable[[], Any]] = {
+            "call": self.call,
+            "resident": self.resident,
+            "states": self.states,
+            "load": self.load,
+        }
         self.open()
         for name, work in self.works.items():
             self.expected[name] = work()
@@ -106,6 +111,15 @@ class Bench:
         back = y.numpy()
         self.session.reset()
         return [back, *self.session.run(self.total, [X])]
+
+    def states(self) -> Any:
+        """Prepare a plan that takes a state of an earlier plan out of its slab."""
+        with Session(self.device) as session:
+            summed = session.prepare(plans.summed())
+            moved = session.prepare(plans.moved())
+            results = [*session.run(moved, [X]), *session.run(summed, [])]
+            session.reset()
+            return [*results, *session.run(summed, [])]
 
     def load(self) -> Any:
         with ptegpu.load(self.digits) as program:

@@ -177,6 +177,15 @@ class Works:
             session.reset()
             return session.run(total, [X])
 
+    def states(self) -> Any:
+        """Prepare a plan that takes a state of an earlier plan out of its slab."""
+        with Session(self.device) as session:
+            summed = session.prepare(plans.summed())
+            moved = session.prepare(plans.moved())
+            results = [*session.run(moved, [X]), *session.run(summed, [])]
+            session.reset()
+            return [*results, *session.run(summed, [])]
+
     def generate(self) -> Any:
         if self.model is None:
             self.model = LanguageModel(DEMO / "tales.pte")
@@ -223,7 +232,7 @@ class Works:
         return self.device.api.object_counts()
 
 
-NAMES = ("call", "load", "plan", "shapes", "reset", "generate", "open", "error", "lost")
+NAMES = ("call", "load", "plan", "shapes", "reset", "states", "generate", "open", "error", "lost")
 
 
 def equal(a: Any, b: Any) -> bool:

@@ -28,6 +28,8 @@ class DType(Enum):
     F32 = "float32"
     F64 = "float64"
 
+    Q8 = "q8"  # on a GPU only: 32-bit words of blocks (see `kernels/blocks.py`)
+
     # Types that ExecuTorch can store, and ptegpu only names:
     C32 = "complex32"
     C64 = "complex64"
@@ -61,11 +63,17 @@ class DType(Enum):
     def is_float(self) -> bool:
         return self in FLOATS or self in (DType.BF16, DType.F64)
 
+    def nbytes(self, elements: int) -> int:
+        """Return the bytes that a number of elements takes."""
+        return elements // BLOCK * BLOCK_BYTES if self is DType.Q8 else elements * self.size
+
     @staticmethod
     def of(dtype: np.dtype) -> DType:
         """Return the DType of a NumPy dtype; raise KeyError if there is none."""
         return _BY_NUMPY[np.dtype(dtype).newbyteorder("=")]
 
+
+BLOCK, BLOCK_BYTES = 32, 36  # of a block of Q8: elements, and bytes with their scale
 
 FLOATS = (DType.F32, DType.F16)
 INTS = (DType.I32, DType.I8, DType.U8)
@@ -73,7 +81,7 @@ NUMBERS = (*FLOATS, *INTS)
 ON_GPU = (*NUMBERS, DType.BOOL)
 
 _ALL = tuple(DType)
-_NAMED_ONLY = dict.fromkeys(_ALL[_ALL.index(DType.C32) :], 1) | {  # bytes of an element, or of several packed ones
+_NAMED_ONLY = dict.fromkeys(_ALL[_ALL.index(DType.Q8) :], 1) | {  # bytes of an element, or of several packed ones
     DType.C32: 4,
     DType.C64: 8,
     DType.C128: 16,

@@ -74,6 +74,16 @@ def test_precision_is_that_of_the_targets(invoke: Invoke, mlp: Path, tmp_path: P
         assert [expected] * 2 == [target.precision for target in Bundle.load(file).targets]
 
 
+def test_persistent_is_an_option_of_this_adapter(invoke: Invoke, mlp: Path, tmp_path: Path) -> None:
+    file = tmp_path / "mlp.bundle"
+    ended = invoke("compile", mlp, "-o", file, "--persistent", "on")
+    assert ended.code == 1
+    assert "--persistent on has no effect in browsers: add --target this" in ended.err
+    for mode, expected in (("on", 1), ("off", 0)):
+        assert invoke("compile", mlp, "-o", file, "--target", "this", "--persistent", mode).code == 0
+        assert [expected] == [target.resident for target in Bundle.load(file).targets]
+
+
 def test_sizes_make_it_smaller(invoke: Invoke, data: Path, tmp_path: Path) -> None:
     all_sizes, one_size = tmp_path / "all.bundle", tmp_path / "one.bundle"
     assert invoke("compile", data / "dynamic.pte", *FILES, "-o", all_sizes).code == 0

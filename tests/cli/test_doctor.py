@@ -12,7 +12,7 @@ from tests.cli.conftest import Invoke
 from ptegpu import gpu
 from ptegpu.cli import selfcheck
 from ptegpu.cli.doctor import nvidia_hints
-from ptegpu.gpu import discovery
+from ptegpu.gpu import discovery, residency
 from ptegpu.ops import REGISTRY
 from ptegpu.plan.target import CLASSES, DeviceClass
 
@@ -59,13 +59,34 @@ def test_the_class_and_its_figures(invoke: Invoke, tmp_path: Path, monkeypatch: 
     with monkeypatch.context() as patched:
         patched.setattr(device, "target", replace(device.target, device_class=made_up))
         assert f"class     software · {shown} them out)\n" in invoke("doctor").out
-    assert not list(tmp_path.iterdir())
+    assert not list(tmp_path.glob("adapter-*"))
 
     record = invoke("doctor", "--measure", "--json").json()
     assert (record["healthy"], record["problems"]) == (True, [])
     assert record["class"] == asdict(discovery.class_of(device.info))
     assert record["class"]["measured"]
     assert "(measured)\n" in invoke("doctor", "--measure").out
+
+
+def test_the_verdict_on_waiting_workgroups(invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PTEGPU_CACHE", str(tmp_path))
+    monkeypatch.setattr(residency, "_saved", {})
+    record = invoke("doctor", "--json").json()["residency"]
+    assert record["barrier_seconds"] > 0
+    expected = residency.Residency(1, "", 256, record["barrier_seconds"], residency.SOFTWARE_ROUNDS)
+    assert record == asdict(expected) | {"auto": False}
+    assert "\n          one dispatch per step: only with --persistent on, 1 workgroup, barrier " in invoke("doctor").out
+
+    device = gpu.open_device()
+    residency.mark_failed(device, "plan forward.0 waited in vain")
+    assert "one dispatch per step: no: a run gave up: plan forward.0 waited in vain\n" in invoke("doctor").out
+    record = invoke("doctor", "--measure", "--json").json()
+    assert (record["healthy"], record["residency"]["workgroups"]) == (True, 1)
+    assert residency.verdict(device).workgroups == 1
+
+    monkeypatch.setattr(device, "info", replace(device.info, type="discrete"))
+    monkeypatch.setattr(residency, "verdict", lambda _: residency.Residency(132, "", 256, 1.3e-6, 100_000))
+    assert "one dispatch per step: yes, 132 workgroups, barrier 1.3 µs (100,000 rounds)\n" in invoke("doctor").out
 
 
 def test_a_measurement_that_cannot_be_kept_is_a_problem(

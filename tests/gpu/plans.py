@@ -139,6 +139,44 @@ def accumulate(first: bytes | None = None) -> Plan:
     )
 
 
+def weighted(*names: str) -> Plan:
+    """y = the sum of two constants, of which the k-th is the numbers from k × 100."""
+    blobs = tuple(pack(f"{N}f", *range(k * 100, k * 100 + N)) for k in (0, 1))
+    constants = tuple(Buffer(name, NBYTES, "constant", k) for k, name in enumerate(names))
+    return fixed(
+        "weighted",
+        (*constants, Buffer("y", NBYTES, "temp")),
+        (ADD,),
+        (PlannedDispatch(0, whole(0, 1, 2), (1, 1), "y"),),
+        outputs=(f32("y", 2),),
+        blobs=blobs,
+    )
+
+
+STATES = Buffer("p", NBYTES, "state", 0), Buffer("q", NBYTES, "state", 1)
+FIRST = pack("2f", 1, 2), pack("3f", 3, 4, 5)  # of p and q; the rest is zeros
+
+
+def summed() -> Plan:
+    """y = p + q, states that the plan only reads."""
+    plan = weighted("p", "q")
+    return replace(plan, name="summed", buffers=(*STATES, *plan.buffers[2:]), blobs=FIRST)
+
+
+def stored() -> Plan:
+    """p = x"""
+    buffers = (*STATES, Buffer("x", NBYTES, "input"))
+    return fixed("stored", buffers, (), (), (Copy(2, 0, NBYTES),), (f32("x", 2),), (f32("p", 0),), blobs=FIRST)
+
+
+def moved(by: str = "dispatch") -> Plan:
+    """q = p + x, between states that `summed` has too, by a dispatch or a copy (x is 0 then)."""
+    dispatches = (PlannedDispatch(0, whole(2, 0, 1), (1, 1), "q"),) if by == "dispatch" else ()
+    buffers = (*STATES, Buffer("x", NBYTES, "input"))
+    copies = (Copy(0, 1, NBYTES),) if by == "copy" else ()
+    return fixed("moved", buffers, (ADD,), dispatches, copies, (f32("x", 2),), (f32("q", 1),), blobs=FIRST)
+
+
 def fill(elements: int, grid: tuple[int, int]) -> Plan:
     """y[i] = i + a symbolic int, which is the plan's only input, over a grid of two dimensions."""
     nbytes = -(-elements * 4 // 16) * 16

@@ -140,7 +140,7 @@ def test_a_process_that_ends_does_not_wait_for_its_work() -> None:
 
 def test_interrupts_wherever_one_can_come() -> None:
     """Some of the places; `python -m tools.interrupts` takes all."""
-    last = run("-m", "tools.interrupts", "call", "load", "reset", "error", "lost", "--every", "67")[-1]
+    last = run("-m", "tools.interrupts", "call", "load", "reset", "states", "error", "lost", "--every", "67")[-1]
     assert re.fullmatch(r"(wgpu|dawn): \d+ interrupts, 0 faults, .*", last)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests import tint
 from tests.gpu import plans
 
-from ptegpu.gpu.device import subgroup_probe
+from ptegpu.gpu.subgroups import subgroup_probe
 from ptegpu.plan.directives import source
 
 

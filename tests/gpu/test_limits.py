@@ -78,6 +78,19 @@ def test_a_plan_beyond_a_limit(plan, message):
             dispatch(bindings=(Binding(0, 0, 96), *plans.whole(1, 2))),
             "y (add) cannot bind 96 bytes at 0 of a (80 bytes)",
         ),
+        (
+            replace(PLAN, buffers=(*PLAN.buffers[:2], Buffer("w", 80, "constant", 0)), blobs=(bytes(80),)),
+            "y (add) writes the constant w",
+        ),
+        (
+            replace(
+                PLAN,
+                buffers=(PLAN.buffers[0], Buffer("w", 80, "constant", 0), PLAN.buffers[2]),
+                copies=(Copy(0, 1, 80),),
+                blobs=(bytes(80),),
+            ),
+            "a is copied to the constant w",
+        ),
         (replace(PLAN, copies=(Copy(0, 1, 6),)), "cannot copy 6 bytes from a to b"),
         (replace(PLAN, copies=(Copy(0, 1, 84),)), "cannot copy 84 bytes from a to b"),
         (replace(PLAN, copies=(Copy(0, 0, 16),)), "cannot copy 16 bytes from a to a"),

@@ -19,11 +19,13 @@ import ptegpu
 from ptegpu import compile
 from ptegpu.errors import Closed, DeviceLost, ExecutionError, InvalidInput, QueueFull, UnsupportedProgram
 from ptegpu.gpu import open_device
+from ptegpu.kernels.attention import PAGE
 from ptegpu.models.text import LanguageModel
 from ptegpu.models.text.batch import BatchEngine
 from ptegpu.models.text.compiling import GENERATE, ServeSizes
 from ptegpu.models.text.generation import Generation
 from ptegpu.models.text.handle import Finished, Handle, Piece
+from ptegpu.plan import CACHE_TYPES, Cache
 from ptegpu.plan.bundle import Bundle
 
 DEMO = Path(ptegpu.__file__).parent / "demo" / "tales.pte"
@@ -92,6 +94,23 @@ def test_many_random_requests_in_exact_mode() -> None:
     with LanguageModel(DEMO, **options) as model, BatchEngine(DEMO, sequences=12, queue=64, **options) as engine:
         check_random_requests(engine, model, 24, 2)
         assert 0 == engine.stats().pages_used
+
+
+@pytest.mark.parametrize("cache", ["f16", "q8"])
+def test_narrow_caches(model: LanguageModel, cache: Cache) -> None:
+    """Pages take the share of the memory that the cache does, and requests get what they get alone.
+
+    Sums in another order may round to another value, so log-probabilities differ.
+    """
+    options: dict[str, Any] = {"max_tokens": 24, **FREE}
+    with LanguageModel(DEMO, cache=cache) as narrow, BatchEngine(DEMO, sequences=6, rows=40, cache=cache) as engine:
+        for handle, text in [(engine.submit(text, options), text) for text in TEXTS]:  # type: ignore[arg-type]
+            result, alone = handle.wait(), narrow.generate(text, **options)
+            assert alone.tokens == result.tokens
+            np.testing.assert_allclose(alone.logprobs, result.logprobs, rtol=0, atol=2e-2)
+        stored = [b for plan in engine.runner.method.plans for b in plan.buffers if b.role == "state"]
+        share = CACHE_TYPES[cache].nbytes(32) / 128
+        assert engine.stats().pages_total * PAGE * 4 * 32 * 4 * share in {b.nbytes for b in stored}
 
 
 def check_random_requests(engine: BatchEngine, model: LanguageModel, count: int, seed: int) -> None:
@@ -320,6 +339,13 @@ def test_what_cannot_be_turned_is_served_one_by_one(model: LanguageModel, monkey
         for (text, options), handle in zip(requests, handles):
             assert_same(model.generate(SYSTEM + text, **options), handle.wait())
         assert handles[1].generation.timings.reused_tokens > 16
+
+
+def test_caches_of_halves() -> None:
+    with BatchEngine(DEMO, sequences=2, cache="f16") as engine, LanguageModel(DEMO, cache="f16") as model:
+        handles = [engine.submit(text, {"max_tokens": 6}) for text in ("Once upon a time", "The")]
+        for text, handle in zip(("Once upon a time", "The"), handles):
+            assert_same(model.generate(text, max_tokens=6), handle.wait())
 
 
 @pytest.fixture(scope="module")

@@ -24,6 +24,7 @@ from ptegpu.compiler.planner import Planner
 from ptegpu.errors import ExecutionError, InvalidInput, UnsupportedProgram
 from ptegpu.models.text import LanguageModel
 from ptegpu.models.text.prompts import PromptTooLong
+from ptegpu.plan import Cache
 from ptegpu.plan.plan import Port
 from ptegpu.plan.resolve import choices_at
 
@@ -103,29 +104,38 @@ def test_the_bundled_model_plans_and_compiles_nothing_for_a_new_length(monkeypat
         assert (0, 0, 0) == (created.buffers_created, created.bind_groups_created, created.pipelines_created)
 
 
-def test_a_cache_in_half(folder: Path, model: LanguageModel) -> None:
-    """A cache in f16 takes half the bytes and gives the same text, with slightly different log-probabilities."""
+@pytest.mark.parametrize(("cache", "share", "tolerance"), [("f16", 1 / 2, 1e-2), ("q8", 9 / 32, 2e-2)])
+def test_narrow_caches(folder: Path, model: LanguageModel, cache: Cache, share: float, tolerance: float) -> None:
+    """They take a share of the bytes and give the same text, with slightly different log-probabilities."""
     result = model.generate(PROMPT, max_tokens=20, **FREE)
 
     def nbytes(m: LanguageModel) -> int:
         return sum(b.nbytes for p in m.program.method("forward").plans for b in p.buffers if b.role == "state")
 
-    with LanguageModel(folder / "tiny.pte", cache="f16") as half:
-        rounded = half.generate(PROMPT, max_tokens=20, **FREE)
-        assert nbytes(model) == 2 * nbytes(half) > 0
-        half.reset()
-        half.runner.chunk = 3
-        assert rounded.tokens == half.generate(PROMPT, max_tokens=20, **FREE).tokens
+    with LanguageModel(folder / "tiny.pte", cache=cache) as narrow:
+        rounded = narrow.generate(PROMPT, max_tokens=20, **FREE)
+        assert share * nbytes(model) == nbytes(narrow) > 0
+        again = narrow.generate(PROMPT, max_tokens=20, **FREE)
+        assert 0 < again.timings.reused_tokens
+        narrow.reset()
+        narrow.runner.chunk = 3
+        in_chunks = narrow.generate(PROMPT, max_tokens=20, **FREE)
+        assert rounded.tokens == again.tokens == in_chunks.tokens
+        close(again.logprobs, rounded.logprobs, 1e-4)
+        close(in_chunks.logprobs, rounded.logprobs, tolerance)
     assert result.tokens == rounded.tokens
-    close(rounded.logprobs, result.logprobs, 1e-2)
+    close(rounded.logprobs, result.logprobs, tolerance)
     assert result.logprobs != rounded.logprobs
 
 
 def test_caches_that_cannot_be(folder: Path, tmp_path: Path) -> None:
     message = refused(InvalidInput, LanguageModel, folder / "tiny.pte", cache="f8")
-    assert 'invalid cache \'f8\': expected "f32" or "f16"' == message
+    assert 'invalid cache \'f8\': expected "f32", "f16" or "q8"' == message
     message = refused(InvalidInput, ptegpu.load, DATA / "mlp.pte", cache="f16")
     assert 'cache="f16" needs key-value caches in float32 that only attention reads: there are none' == message
+    message = refused(InvalidInput, ptegpu.load, DATA / "mlp.pte", cache="q8")
+    expected = "key-value caches in float32 that only attention reads, with a multiple of 32 elements in each position"
+    assert f'cache="q8" needs {expected}: there are none' == message
     compile(folder / "tiny.pte", cache="f16").save(tmp_path / "half.bundle")
     message = refused(InvalidInput, LanguageModel, tmp_path / "half.bundle", cache="f16")
     assert "a bundle has the caches that it was made with: give `cache` to ptegpu.compile" == message

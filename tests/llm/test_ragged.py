@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
+from tests.emulated import adapter
 
 import ptegpu
 from ptegpu.errors import UnsupportedProgram
 from ptegpu.format import read_program
+from ptegpu.gpu import open_device
 from ptegpu.kernels.attention import PAGE
 from ptegpu.models.card import read_card
 from ptegpu.models.text import LanguageModel
 from ptegpu.models.text.compiling import serving_of
 from ptegpu.models.text.sampling import Sampling
 from ptegpu.models.text.signature import TextSignature, read_signature
+from ptegpu.ops import tensor_core_products
 
 DEMO = Path(ptegpu.__file__).parent / "demo" / "tales.pte"
 SEQUENCES, PAGES = 4, 40
@@ -29,14 +35,22 @@ def signature_of(path: Path) -> TextSignature:
 class Rows:
     """A program for many sequences, with shuffled tables of pages."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, **options: Any) -> None:
         self.signature = signature_of(path)
         points = [
-            {"input 0[1]": n, "rows[0]": n, "wanted[0]": w, "settings[0]": w, "seen[0]": w, "seen[1]": 0}
+            {
+                "input 0[1]": n,
+                "rows[0]": n,
+                "wanted[0]": w,
+                "settings[0]": w,
+                "seen[0]": w,
+                "seen[1]": 0,
+                "single": n == w,
+            }
             for n, w in ((1, 1), (2, 2), (9, 3))
         ]
         append = {"forward": serving_of(self.signature, PAGES, SEQUENCES)}
-        self.program = ptegpu.load(path, append=append, methods=["forward"], points={"forward": points})
+        self.program = ptegpu.load(path, append=append, methods=["forward"], points={"forward": points}, **options)
         width = -(-self.signature.context // PAGE)
         self.tables = np.full((SEQUENCES, width), -1, np.int32)
         order = np.random.default_rng(0).permutation(PAGES)
@@ -50,13 +64,15 @@ class Rows:
         """Run rows of (sequence, position, token); return the sampled tokens. `steps` counts each sequence's tokens."""
         tokens = np.array([[t for _, _, t in rows]], self.signature.tokens.numpy)
         places = np.array([[s, p] for s, p, _ in rows], np.int32).reshape(-1, 2)
-        words = [np.append(s.words(n), np.int32(s.flags)) for s, n in zip(sampling, steps)]
-        settings = np.array(words, np.int32).reshape(len(sample_rows), 9)
+        words = [s.row(n, rows[k][0]) for s, n, k in zip(sampling, steps, sample_rows)]
+        settings = np.frombuffer(b"".join(words), np.int32).reshape(len(sample_rows), 10)
         seen_tokens = np.zeros((len(sample_rows), 0), np.int32)
+        single = int(len(places) == len(sample_rows))
         sampled, logprobs = self.program(
-            tokens, places, self.tables, np.array(sample_rows, np.int32), settings, seen_tokens
+            tokens, places, self.tables, np.array(sample_rows, np.int32), settings, seen_tokens, single
         )
         assert np.isfinite(logprobs).all()
+        self.logprobs = logprobs
         return [int(t) for t in sampled]
 
 
@@ -98,6 +114,31 @@ def test_the_bundled_model() -> None:
         texts = ("Once upon a time there was a king", "The", "In a dark forest lived a wolf who", "A")
         prompts = [model.encode(t) for t in texts]
     check_sequences(DEMO, prompts, count=8, chunk=5)
+
+
+@pytest.mark.slow
+def test_on_matrix_units(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Products leave rows as blocks for the next ones, in the node that also attends and writes pages."""
+    for name in ("WORTH", "WORTH_FEW", "FEW"):
+        monkeypatch.setattr(tensor_core_products, name, 1)
+    tokens = np.random.default_rng(0).integers(5, 200, (4, 9)).tolist()
+
+    def logprobs(**options: Any) -> tuple[np.ndarray, set[str]]:
+        program, results = Rows(DEMO, **options), []
+        for first, end in ((0, 6), (6, 7), (7, 8), (8, 9)):
+            rows = [(k, p, tokens[k][p]) for k in range(4) for p in range(first, end)]
+            last = [(k + 1) * (end - first) - 1 for k in range(4)]
+            program.run(rows, last, [Sampling()] * 4, [end] * 4)
+            results.append(program.logprobs)
+        return np.concatenate(results), {k.name for p in program.program.method("forward").plans for k in p.kernels}
+
+    gpu = open_device(engine="wgpu")
+    want, _ = logprobs(device=gpu)
+    with adapter(gpu), patch("ptegpu.gpu.session.check"):  # kernels with matrices need subgroups, which are too small
+        gpu.target = replace(gpu.target, precision="auto", kept_bytes=1 << 26, few_rows=0, subgroups=False)
+        got, kernels = logprobs(device=gpu)
+    assert "matrix_finish_rows" in kernels
+    np.testing.assert_allclose(got, want, rtol=0, atol=0.02)
 
 
 @pytest.mark.torch

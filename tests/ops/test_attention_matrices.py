@@ -11,6 +11,7 @@ import pytest
 from tests.emulated import adapter
 from tests.families import hold, points
 from tests.graphs import Sketch, engine_of, plan_of
+from tests.q8 import coarse, stored
 from tests.tint import check
 
 from ptegpu.compiler.planner import Planner
@@ -196,6 +197,30 @@ def test_new_keys_and_values_go_into_caches(gpu: Device, dtype: Any) -> None:
         for cache, rows in zip(caches, new, strict=True):
             cache[:, start : start + 50] = rows
         compare(actual, q, *caches, start, True)
+    assert "attention_matrices" in ran(engine.plan)
+
+
+def test_caches_in_blocks(gpu: Device) -> None:
+    """Caches of 8 bits are rounded to f16 once more, with a scale for each key and value."""
+    rng, size = np.random.default_rng(0), (1, 150, 2, 32)
+    caches, new = [coarse(rng, *size) for _ in "kv"], [coarse(rng, 1, 50, *size[2:]) for _ in "kv"]
+    q = normal(1, 50, 4, 32)
+    s = Sketch()
+    x, nk, nv = (s.input(*a.shape) for a in (q, *new))
+    states = [s.state(*c.shape, data=c.copy()) for c in caches]
+    y = s.tensor(WRITING, x, nk, nv, *states, s.sym(0), 50, None, 0.0, True, 0.02)
+    gpu.target = replace(gpu.target, precision="auto", device_class=BUSY, cache="q8")
+    try:
+        engine = engine_of(s.returns(y), gpu, cover=False)
+        for start in (0, 93):
+            actual = np.asarray(engine.run([q, *new, start])[0])
+            for cache, rows in zip(caches, new, strict=True):
+                cache[:, start : start + 50] = rows
+            compare(actual, q, *(stored(c) for c in caches), start, True, 0.02)
+            with pytest.raises(AssertionError):
+                compare(actual, q, *caches, start, True, 0.02)
+    finally:
+        gpu.target = replace(gpu.target, cache="f32")
     assert "attention_matrices" in ran(engine.plan)
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from tests.oracle import Case, T
 
 from ptegpu.dtypes import DType
-from ptegpu.ops.latest import FILL, KEEP
+from ptegpu.models.text.sampling import Sampling
+from ptegpu.ops.latest import FILL
+from ptegpu.ops.sample import SAMPLE_ROWS
 
 I32 = DType.I32
 ROWS = (2, 9, 0, 4, 1, 0, -1, 3, 2, 10)
@@ -17,11 +20,19 @@ def filled(tokens: torch.Tensor, rows: torch.Tensor, latest: torch.Tensor) -> to
     return torch.where(tokens < 0, torch.tensor([values]), tokens)
 
 
-def updated(tokens: torch.Tensor, rows: torch.Tensor, sampled: torch.Tensor, latest: torch.Tensor) -> torch.Tensor:
-    for token, row in zip(tokens.tolist(), sampled.tolist()):
-        if rows[row, 0] >= 0:
-            latest[rows[row, 0]] = token
-    return torch.zeros(1, dtype=tokens.dtype)
+def sampled(
+    logits: torch.Tensor, settings: torch.Tensor, seen: torch.Tensor, latest: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    logprobs, tokens = logits[0].log_softmax(-1).max(-1)
+    for token, sequence in zip(tokens.tolist(), settings[:, -1].tolist()):
+        if 0 <= sequence < len(latest):
+            latest[sequence] = token
+    return tokens, logprobs
+
+
+def greedy(*sequences: int) -> T:
+    words = np.frombuffer(b"".join(Sampling(seed=0).row(0, s) for s in sequences), np.int32)
+    return T((len(sequences), 10), I32, values=tuple(words.tolist()))
 
 
 def vector(*values: int, limit: int | None = None) -> T:
@@ -40,9 +51,9 @@ CASES = [
         filled,
     ),
     Case(
-        KEEP,
-        (vector(31, 32, 33), T((5, 2), I32, values=ROWS), vector(3, 1, 0), vector(11, 12, 13)),
-        updated,
+        SAMPLE_ROWS,
+        (T((1, 4, 700)), greedy(2, -1, 3, 0), T((4, 0), I32), vector(11, 12, 13)),
+        sampled,
         mutated=(3,),
     ),
 ]

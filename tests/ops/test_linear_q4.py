@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from ptegpu.dtypes import DType
 from ptegpu.errors import ShapeError
 from ptegpu.kernels.gemv import Gemv
 from ptegpu.ops import packed_gemv
-from ptegpu.plan.target import Target
+from ptegpu.plan.target import CLASSES, Target
 
 F16, U8, I8 = DType.F16, DType.U8, DType.I8
 
@@ -150,7 +151,7 @@ WAYS = [
     Gemv(rows=3, lanes=4, words=1, slots=5),
     Gemv(rows=4, lanes=8, words=4, slots=4, staged=True, digits=True),
     Gemv(rows=3, lanes=4, words=1, slots=2, staged=True, digits=True),
-    Gemv(rows=2, lanes=8, words=4, slots=2, staged=True, digits=True, walks=True),
+    Gemv(rows=2, lanes=8, words=4, slots=2, staged=True, digits=True),
 ]
 
 
@@ -161,6 +162,29 @@ def test_every_way_to_share_out(way, subgroups, monkeypatch):
     check(q4((1,), 256, 21, 32, bias=True), subgroups=subgroups)
     check(q4((2,), 100, 12, 20), subgroups=subgroups)
     check(q4((1,), 64, 37, 32), subgroups=subgroups, device_class=ONE_UNIT)
+
+
+STAYING = [
+    *(q4((1,), k, n, group) for k, n, group in [(64, 37, 32), (100, 12, 20), (96, 200, 96), (4128, 9, 32)]),
+    q4((1,), 256, 21, 32, bias=True),
+    c8((1,), 80, 30),
+]
+
+
+@pytest.mark.parametrize("kept_bytes", [0, 1 << 20])
+@pytest.mark.parametrize("resident", [1, 3])
+@pytest.mark.parametrize("case", STAYING, ids=str)
+def test_workgroups_that_stay(case, resident, kept_bytes):
+    check(case, resident=resident, kept_bytes=kept_bytes, precision="exact")
+
+
+def test_workgroups_that_stay_compute_many_columns_in_a_dispatch_of_their_own():
+    check(q4((1,), 64, packed_gemv.WALKED + 5, 32), device_class=CLASSES["discrete"])
+
+
+def test_two_digits_are_as_accurate_as_f16():
+    """They have 14 bits of the largest element of each block. A wrong one would be off by 1/128."""
+    check(replace(q4((1,), 256, 21, 32), atol=2e-4), resident=1, precision="auto")
 
 
 @pytest.mark.parametrize("k, n", [(32, 8200), (4096, 3)])

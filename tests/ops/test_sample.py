@@ -265,13 +265,14 @@ def test_no_tokens_no_scores() -> None:
 def run_rows(logits: np.ndarray, settings: list[Sampling], past: np.ndarray, features: dict | None = None,
              **target: int) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
     gpu = device(**(features or {}))
-    words = np.stack([np.append(s.words(k), np.int32(s.flags)) for k, s in enumerate(settings)])
+    words = np.stack([np.frombuffer(s.row(k, -1), np.int32) for k, s in enumerate(settings)])
     marks = np.stack([bits(row) for row in past]) if past.size else np.zeros((len(settings), 0), np.int32)
-    inputs = [logits, words.astype(np.int32), marks]
-    graph = Graph("sample")
+    inputs = [logits, words, marks]
+    graph, newest = Graph("sample"), Tensor("newest", DType.I32, (1,), "state", data=np.zeros(1, np.int32))
     graph.inputs = [Tensor(f"in{k}", DType.of(a.dtype), a.shape, "input") for k, a in enumerate(inputs)]
     outs = (Tensor("token", DType.I32, (len(settings),)), Tensor("logprob", DType.F32, (len(settings),)))
-    graph.nodes = [Node(REGISTRY["ptegpu.sample_rows.default"], tuple(graph.inputs), outs, "sample")]
+    operands = (*graph.inputs, newest)
+    graph.nodes = [Node(REGISTRY["ptegpu.sample_rows.default"], operands, outs, "sample", (newest,))]
     graph.outputs = list(outs)
     return run_plan(plan_of(graph, replace(gpu.target, **target)), inputs, gpu)
 

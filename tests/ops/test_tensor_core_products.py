@@ -254,7 +254,8 @@ def test_weights_that_stay_as_blocks(gpu: Device, monkeypatch: pytest.MonkeyPatc
             compare(y, x, weight.values)
             x = y
         count = gpu.counters.dispatches - before
-        assert count == (12 if number == 0 else {1 << 20: 10, 15_000: 11, 0: 12}[kept_bytes])
+        chained = 2 if m <= TILES[-2].rows else 0  # rows that become blocks as they are computed
+        assert count == (12 if number == 0 else {1 << 20: 10, 15_000: 11, 0: 12}[kept_bytes]) - chained
 
 
 @pytest.mark.parametrize(("m", "rows"), [(5, 16), (16, 16), (17, 32), (32, 32), (33, 64)])

@@ -139,6 +139,15 @@ def test_every_way_to_share_out(way, subgroups, monkeypatch):
     same(lambda: residual(3, 30, (12,), 10), 1, subgroups=subgroups)
 
 
+@pytest.mark.parametrize("kept_bytes", [0, 1 << 20])
+def test_workgroups_that_stay(kept_bytes):
+    options = {"resident": 2, "kept_bytes": kept_bytes, "precision": "exact"}
+    same(lambda: single(1, 256, (21,), 32), None, **options)
+    same(lambda: projections(1, 256, (21, 40), 32, bias=True), None, **options)
+    same(lambda: swiglu(1, 96, (44,), 32), None, **options)
+    same(lambda: residual(1, 2080, (12,), 32), None, **options)
+
+
 @pytest.mark.parametrize("m", [1, 4, 12])
 def test_weights_of_bytes(m):
     def make() -> Builder:

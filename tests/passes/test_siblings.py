@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -127,6 +128,14 @@ def test_every_way_to_share_out(way, subgroups, monkeypatch):
     monkeypatch.setattr(packed_gemv, "GEMVS", (packed_gemv.GemvChoice(way),))
     same(lambda: projections(1, 256, (21, 40), 32, bias=True), 1, subgroups=subgroups)
     same(lambda: swiglu(2, 100, 12, 20), 1, subgroups=subgroups)
+
+
+@pytest.mark.parametrize("kept_bytes", [0, 1 << 20])
+def test_workgroups_that_stay(kept_bytes):
+    options: dict[str, Any] = {"resident": 2, "kept_bytes": kept_bytes, "precision": "exact"}
+    same(lambda: projections(1, 256, (21, 40, 8), 32, bias=True), None, **options)
+    same(lambda: swiglu(1, 96, 44, 32, bias=True), None, **options)
+    same(lambda: geglu(1, 4096, 12, 32), None, **options)
 
 
 @pytest.mark.parametrize("m", [1, 4, 12])

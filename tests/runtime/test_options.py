@@ -23,6 +23,7 @@ MLP = Path(__file__).parents[1] / "data" / "mlp.pte"
         ({"device": 1.5}, 'device is "auto", an index or part of a name, not float'),
         ({"engine": "cuda"}, """engine is "auto", "wgpu" or "dawn", not 'cuda'"""),
         ({"limits": {"memory": 1}}, "limits are ptegpu.Limits(…), not dict"),
+        ({"persistent": "yes"}, """invalid persistent 'yes': expected "auto", "on" or "off\""""),
         ({"progress": 3}, "progress is a function of (phase, done, of), not int"),
     ],
 )

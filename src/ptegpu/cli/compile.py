@@ -20,7 +20,7 @@ from ..units import counted, duration
 from ..units import size as size_text
 from .console import bar
 from .inputs import parse_sizes
-from .options import CacheType, DataFiles, EngineName, PlannedSizes, PrecisionName
+from .options import CacheType, DataFiles, EngineName, PersistentMode, PlannedSizes, PrecisionName
 from .report import CommandReport
 from .values import check_output, find_method
 
@@ -56,6 +56,7 @@ def compile_program(
     engine: EngineName = "auto",
     precision: PrecisionName = "auto",
     cache: CacheType = "f32",
+    persistent: PersistentMode = "auto",
 ) -> CommandReport:
     """Compile a program to a bundle, which all other commands take. Needs a GPU only for its own targets."""
     check_output(output, "--output")
@@ -67,7 +68,9 @@ def compile_program(
         raise InvalidInput(f"--output {output} is the program itself; name another file")
     for name in method or []:
         find_method(source, name)
-    targets = [_target(name, engine) for name in target or [BROWSER]]
+    if persistent != "auto" and set(target or [BROWSER]) == {BROWSER}:
+        raise InvalidInput(f"--persistent {persistent} has no effect in browsers: add --target this")
+    targets = [_target(name, engine, persistent) for name in target or [BROWSER]]
     started = time.perf_counter()
     with bar(f"Compiling {model.name}") as step:
         bundle = ptegpu.compile(
@@ -104,12 +107,12 @@ def compile_program(
     return report
 
 
-def _target(name: str, engine: EngineName) -> Target:
+def _target(name: str, engine: EngineName, persistent: PersistentMode) -> Target:
     if name == BROWSER:
         return Target()
     from ..gpu import open_device
 
-    return open_device("auto" if name == THIS else name, engine=engine).target
+    return open_device("auto" if name == THIS else name, engine=engine, persistent=persistent).target
 
 
 def bundle_methods(bundle: Bundle) -> list[dict[str, Any]]:

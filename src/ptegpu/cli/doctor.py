@@ -36,7 +36,7 @@ LIMITS = {  # shown as: wgpu's name
     "storage_buffers": "max-storage-buffers-per-shader-stage",
 }
 VARIABLES = (
-    *("PTEGPU_DEVICE", "PTEGPU_ENGINE", "PTEGPU_ROBUST", "PTEGPU_CACHE"),
+    *("PTEGPU_DEVICE", "PTEGPU_ENGINE", "PTEGPU_PERSISTENT", "PTEGPU_ROBUST", "PTEGPU_CACHE"),
     *("VK_DRIVER_FILES", "VK_ICD_FILENAMES", "VK_ADD_DRIVER_FILES"),
 )
 NVIDIA_VERSION = Path("/proc/driver/nvidia/version")
@@ -71,7 +71,7 @@ def doctor(
 def examine(device: str, engine: EngineName, measure: bool) -> dict[str, Any]:
     """Return what is known about the GPUs of this machine, with `healthy` as the verdict."""
     from .. import gpu
-    from ..gpu import vulkan
+    from ..gpu import residency, vulkan
     from .selfcheck import run_checks
 
     record: dict[str, Any] = {
@@ -84,6 +84,7 @@ def examine(device: str, engine: EngineName, measure: bool) -> dict[str, Any]:
         "auto": None,  # the engine and the index of an adapter
         "chosen": None,
         "class": None,
+        "residency": None,
         "checks": [],
         "problems": [],
         "healthy": False,
@@ -116,13 +117,16 @@ def examine(device: str, engine: EngineName, measure: bool) -> dict[str, Any]:
         }
         record["auto"] = _place(gpu.find_adapter())
         record["chosen"] = _place(gpu.find_adapter(device, engine))
-        opened = gpu.open_device(device, engine=engine)
+        opened = gpu.open_device(device, engine=engine, persistent="off")
         record["subgroup_size"] = opened.target.subgroup_size
         record["available_bytes"] = opened.available_bytes()
         record["class"] = asdict(opened.target.device_class)
         record["checks"] = [asdict(outcome) for outcome in run_checks(opened)]
         if measure:
             record["class"] = asdict(gpu.measure(opened, keep=True))
+        verdict = (residency.renew if measure else residency.verdict)(opened)
+        auto = verdict.workgroups > 0 and opened.info.type != "software"
+        record["residency"] = asdict(verdict) | {"auto": auto}
     except PtegpuError as e:
         record["problems"].append(str(e))
     record["healthy"] = bool(record["checks"]) and all(check["passed"] for check in record["checks"])
@@ -242,6 +246,16 @@ def _add_chosen(report: CommandReport) -> None:
         rates = f"{number(device['bandwidth'] / 1e9)} GB/s, {number(device['flops'] / 1e12)} TFLOP/s (f32)"
         times = f"{duration(device['dispatch_seconds'])} per dispatch, {counted(device['units'], 'parallel unit')}"
         _add(report, "class", f"{device['name']} · {rates}, {times} ({source})")
+    if verdict := record["residency"]:
+        _add(report, "", f"one dispatch per step: {_residency(verdict)}")
+
+
+def _residency(verdict: Mapping[str, Any]) -> str:
+    if not verdict["workgroups"]:
+        return f"no: {verdict['reason']}"
+    answer = "yes" if verdict["auto"] else "only with --persistent on"
+    barrier = f"barrier {duration(verdict['barrier_seconds'])} ({counted(verdict['rounds'], 'round')})"
+    return f"{answer}, {counted(verdict['workgroups'], 'workgroup')}, {barrier}"
 
 
 def _check_row(check: Mapping[str, Any]) -> list[object]:

@@ -35,8 +35,14 @@ PrecisionName = Annotated[
     ),
 ]
 CacheType = Annotated[
-    Literal["f32", "f16"],
-    typer.Option(help="Element type of key-value caches; f16 halves their memory and is faster when they are long."),
+    Literal["f32", "f16", "q8"],
+    typer.Option(
+        help="Type of key-value caches; f16 takes half the memory of f32, q8 9/32, and both are faster when long."
+    ),
+]
+PersistentMode = Annotated[
+    Literal["auto", "on", "off"],
+    typer.Option(help="Make dispatches of a run stages of a single one; auto: on GPUs that can (see `ptegpu doctor`)."),
 ]
 DraftModel = Annotated[
     Path | None,
@@ -75,6 +81,7 @@ class LoadFlags:
     engine: EngineName = "auto"
     precision: PrecisionName = "auto"
     cache: CacheType = "f32"
+    persistent: PersistentMode = "auto"
     limit: Annotated[
         list[str] | None,
         typer.Option(
@@ -85,7 +92,7 @@ class LoadFlags:
 
     def options(self, progress: Progress = silent) -> LoadOptions:
         limits = Limits.parse(self.limit or [])
-        return LoadOptions(self.device, self.engine, self.precision, self.cache, limits, progress)
+        return LoadOptions(self.device, self.engine, self.precision, self.cache, self.persistent, limits, progress)
 
 
 class Quantize(StrEnum):

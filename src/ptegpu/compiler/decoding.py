@@ -23,14 +23,15 @@ from ..errors import UnsupportedProgram
 from ..graph.flat import FlatMethod
 from ..graph.graph import Shape
 from ..kernels.attention import PAGE
+from ..kernels.sample_selection import ROW_WORDS
 from ..ops import REGISTRY
 from ..ops.attention import OVER_CACHE, WITH_CACHE
 from ..ops.cache import WRITE
 from ..ops.index import TAKE
-from ..ops.latest import FILL, KEEP
+from ..ops.latest import FILL
 from ..ops.lookup import facts_of
 from ..ops.moves import SELECT, SLICE
-from ..ops.ragged import ATTEND
+from ..ops.ragged import ATTEND, ROTARY_ROWS
 from ..ops.rope import ROTARY
 from ..ops.sample import SAMPLE, SAMPLE_ROWS, SCORE
 from ..ops.symbols import SIZE, SUM
@@ -66,28 +67,34 @@ def sampling(vocabulary: int, rows: int) -> Append:
 def verifying(vocabulary: int, chunk: int) -> Append:
     """Return an append that chooses a token after each of some rows, to verify proposed tokens.
 
-    It adds the inputs wanted int32 [W] (rows), settings int32 [W, 9] and seen int32 [W, words or 0]. The results are
+    It adds the inputs wanted int32 [W] (rows), settings int32 [W, 10] and seen int32 [W, words or 0]. The results are
     tokens (W,) and their log-probabilities (W,). States must be caches that are written at the position: then rows
     that turn out to be wrong are overwritten by later ones.
     """
 
     def append(tail: Tail) -> None:
         sampled_rows = tail.input("wanted", DType.I32, (chunk,), dynamic=True)
+        operands = _row_settings(tail, vocabulary, chunk)
         logits = _VerifyingRewrite(tail.flat).run(sampled_rows, tail.outputs[-1])
-        _sample_rows(tail, logits, vocabulary, chunk)
+        _sample_rows(tail, logits, *operands)
 
     return append
 
 
-def _sample_rows(tail: Tail, logits: Var, vocabulary: int, chunk: int) -> None:
+def _row_settings(tail: Tail, vocabulary: int, chunk: int) -> tuple[Var, Var]:
+    """Add the inputs settings and seen."""
+    settings = tail.input("settings", DType.I32, (chunk, ROW_WORDS), dynamic=True)
+    return settings, tail.input("seen", DType.I32, (chunk, words_of(vocabulary)), dynamic=True)
+
+
+def _sample_rows(tail: Tail, logits: Var, settings: Var, seen_tokens: Var, latest: Var | None = None) -> None:
     """Replace the outputs by a token for each row of logits, and its log-probability."""
-    settings = tail.input("settings", DType.I32, (chunk, len(SETTINGS) + 1), dynamic=True)
-    seen_tokens = tail.input("seen", DType.I32, (chunk, words_of(vocabulary)), dynamic=True)
-    results = (DType.I32, (chunk,)), (DType.F32, (chunk,))
     if len(logits.sizes) == 2:
         shape = (1, -1, logits.sizes[1])
         (logits,) = tail.call(VIEW, logits, shape, gives=[(logits.dtype, (1, *logits.sizes))])  # type: ignore[list-item]
-    tail.outputs = list(tail.call(SAMPLE_ROWS, logits, settings, seen_tokens, gives=results))
+    count = settings.sizes[:1]
+    results = (DType.I32, count), (DType.F32, count)
+    tail.outputs = list(tail.call(SAMPLE_ROWS, logits, settings, seen_tokens, latest, gives=results))
 
 
 def serving(vocabulary: int, context: int, chunk: int, pages: Count, sequences: int) -> Append:
@@ -96,8 +103,9 @@ def serving(vocabulary: int, context: int, chunk: int, pages: Count, sequences: 
     `pages` may be a function of the bytes that a page takes in each cache, in its own type.
 
     The inputs are tokens [1, S] (-1: the latest chosen for the sequence), rows int32 [S, 2] (sequence, position),
-    tables int32 [sequences, pages of each], wanted int32 [W] (rows), settings int32 [W, 9] and seen int32
-    [W, words or 0]. The results are tokens (W,) and their log-probabilities (W,).
+    tables int32 [sequences, pages of each], wanted int32 [W] (rows), settings int32 [W, 10], seen int32
+    [W, words or 0], and single: 1 if no sequence has more than one row. The results are tokens (W,) and their
+    log-probabilities (W,).
     """
     width = -(-context // PAGE)
 
@@ -106,10 +114,11 @@ def serving(vocabulary: int, context: int, chunk: int, pages: Count, sequences: 
         rows = tail.input("rows", DType.I32, (chunk, 2), dynamic=True)
         tables = tail.input("tables", DType.I32, (sequences, width))
         sampled_rows = tail.input("wanted", DType.I32, (chunk,), dynamic=True)
+        operands = _row_settings(tail, vocabulary, chunk)
+        single = tail.input("single")
         latest = Var("latest tokens", DType.I32, (sequences,), kind="state")
-        logits = rewrite.run(rows, tables, sampled_rows, latest, tail.outputs[-1])
-        _sample_rows(tail, logits, vocabulary, chunk)
-        tail.call(KEEP, tail.outputs[0], rows, sampled_rows, latest, gives=[(DType.I32, (1,))])
+        logits = rewrite.run(rows, tables, single, sampled_rows, latest, tail.outputs[-1])
+        _sample_rows(tail, logits, *operands, latest)
 
     return append
 
@@ -210,14 +219,13 @@ class _ServingRewrite(_RowRewrite):
         super().__init__(flat)
         self.pages = pages
         self.ends: set[Var] = set()  # slots that have the position after the last token
-        self.tables_by_row: dict[Var, Var] = {}
         self.caches: dict[Var, Var] = {}  # cache → its pages
         self.written: dict[Var, Var] = {}  # cache → its new rows
         self.cache_writes: set[Var] = set()  # results of cache writes, which are undefined
 
-    def run(self, rows: Var, tables: Var, sampled_rows: Var, latest: Var, logits: Operand) -> Var:
+    def run(self, rows: Var, tables: Var, single: Var, sampled_rows: Var, latest: Var, logits: Operand) -> Var:
         """Rewrite the code, and return the logits of the sampled rows."""
-        self.rows, self.tables = rows, tables
+        self.rows, self.tables, self.single = rows, tables, single
         self._fill(latest)
         (self.places,) = self._new(SELECT, (rows, 1, 1), [(DType.I32, (self.length,))])
         for instruction in self.flat.code:
@@ -263,8 +271,7 @@ class _ServingRewrite(_RowRewrite):
         elif c.op in SUM and self._after_last(c.args):
             self.ends.add(c.outs[0])
         elif c.op == ROTARY and c.args[4] in self.starts and all(len(t.sizes) == 2 for t in _vars(c.args[2:4])):
-            cos, sin = (self._by_row(t) for t in _vars(c.args[2:4]))
-            self.code.append(replace(c, args=(*c.args[:2], cos, sin, 0)))
+            self.code.append(replace(c, op=ROTARY_ROWS, args=(*c.args[:4], self.rows)))
         elif c.op == SLICE and c.args[1] == 0 and c.args[2] in self.starts and self._constant(c.args[0]):
             self.code.append(replace(c, op=TAKE, args=(c.args[0], 0, self.places)))
         elif c.op in WRITE and c.args[2] in self.starts:
@@ -285,13 +292,6 @@ class _ServingRewrite(_RowRewrite):
     def _constant(self, table: Operand) -> bool:
         return isinstance(table, Var) and table not in self.starts and table.kind == "constant"
 
-    def _by_row(self, table: Var) -> Var:
-        if table not in self.tables_by_row:
-            assert table.dtype is not None
-            shape = self.length, table.sizes[1]
-            (self.tables_by_row[table],) = self._new(TAKE, (table, 0, self.places), [(table.dtype, shape)])
-        return self.tables_by_row[table]
-
     def _attend(
         self,
         c: Call,
@@ -305,7 +305,7 @@ class _ServingRewrite(_RowRewrite):
         if mask is not None or not causal or dropout:
             self._refuse(f"{c.where} has a mask, or is not causal")
         pages = [self._paged(cache) for cache in _vars(caches)]
-        self.code.append(replace(c, op=ATTEND, args=(*qkv, *pages, self.rows, self.tables, scale)))
+        self.code.append(replace(c, op=ATTEND, args=(*qkv, *pages, self.rows, self.tables, self.single, scale)))
 
     def _paged(self, cache: Var) -> Var:
         if cache not in self.caches:

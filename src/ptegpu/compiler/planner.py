@@ -16,12 +16,14 @@ import numpy as np
 
 from ..dtypes import DType
 from ..graph.graph import Graph, Sym
-from ..passes.caches import halve_caches
+from ..ops.tensor_core_products import has_matrix_units
+from ..passes.caches import narrow_caches
+from ..passes.chains import chain_products
 from ..passes.memory import ConstantKey, Memory
 from ..passes.split import split_constants
 from ..plan.numbers import Item, with_operands
 from ..plan.plan import Plan
-from ..plan.target import Target
+from ..plan.target import CACHE_TYPES, Target
 from ..sizes import ExpressionTable
 from .graph_memory import GraphMemory, InputSizes
 from .plan_writer import PlanWriter, TracedFamily
@@ -58,9 +60,12 @@ class Planner:
         tight: bool = False,
     ) -> None:
         split_constants(graph, target)
-        self.halved = halve_caches(graph) if target.cache == "f16" else 0  # number of caches
+        narrow = CACHE_TYPES[target.cache]
+        self.narrowed = narrow_caches(graph, narrow) if narrow is not DType.F32 else 0  # number of caches
         if target.precision == "auto" and not _rounded(graph):
             target = replace(target, precision="exact")
+        if has_matrix_units(target) and target.precision != "exact":
+            chain_products(graph)
         self.graph, self.target, self.ahead, self.plain = graph, target, ahead, plain
         self.limit = MAX_AHEAD if ahead else MAX_FAMILIES
         self.dynamic = tuple(dynamic) if dynamic is not None else (False,) * len(graph.inputs)
@@ -189,9 +194,9 @@ def _named(points: Points) -> dict[str, list[int]]:
 
 
 def _rounded(graph: Graph) -> bool:
-    """Return whether weights are quantised or any tensor is f16."""
-    packed = (DType.U8, DType.I8)
-    return any(t.dtype is DType.F16 or (t.kind == "constant" and t.dtype in packed) for t in graph.tensors())
+    """Return whether weights are quantised, or any tensor is f16 or Q8."""
+    rounded, packed = (DType.F16, DType.Q8), (DType.U8, DType.I8)
+    return any(t.dtype in rounded or (t.kind == "constant" and t.dtype in packed) for t in graph.tensors())
 
 
 def planned(graph: Graph, target: Target, dynamic: Sequence[bool] | None = None) -> Plan:

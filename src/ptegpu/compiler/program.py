@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, BinaryIO
 
-from ..dtypes import DType
+from ..dtypes import BLOCK, DType
 from ..errors import ExecutionError, InvalidInput, InvalidProgram, ShapeError, UnsupportedProgram
 from ..format import FileMethod as FileMethod
 from ..format import ProgramFile as File
@@ -226,8 +226,10 @@ def plan_methods(
             planners[name, len(method_planners) - 1] = planner
             done += 1
         compiled[name] = _compiled(name, cut, method_planners)
-    if target.cache == "f16" and not any(p.halved for p in planners.values()):
-        raise InvalidInput('cache="f16" needs key-value caches in float32 that only attention reads: there are none')
+    if target.cache != "f32" and not any(p.narrowed for p in planners.values()):
+        blocks = f", with a multiple of {BLOCK} elements in each position" if target.cache == "q8" else ""
+        needed = f"key-value caches in float32 that only attention reads{blocks}"
+        raise InvalidInput(f'cache="{target.cache}" needs {needed}: there are none')
     return compiled, planners
 
 

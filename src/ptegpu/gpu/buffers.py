@@ -8,6 +8,7 @@ host copies its bytes once.
 from __future__ import annotations
 
 import os
+from copy import copy
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
@@ -35,13 +36,27 @@ _USAGE: dict[Kind, int] = {
 
 
 class GpuBuffer:
-    """A buffer. Submitted work may only use a buffer whose `state` is "ready".
+    """A buffer, or a slice of a larger one, its `slab`: `nbytes` bytes of the WebGPU buffer `handle` from `offset`.
 
-    A `dirty` buffer comes from the pool with the bytes of its former owner; a new buffer holds zeros. `owners` counts
-    how often it was given back.
+    Submitted work may only use a buffer whose `state` is "ready"; of a slice, the state of the slab counts. A `dirty`
+    buffer comes from the pool with the bytes of its former owner; a new buffer holds zeros. `owners` counts how often
+    it was given back.
     """
 
-    __slots__ = ("_request", "api", "dirty", "handle", "kind", "name", "nbytes", "owners", "state")
+    __slots__ = (
+        "_request",
+        "api",
+        "dirty",
+        "handle",
+        "kind",
+        "name",
+        "nbytes",
+        "offset",
+        "owners",
+        "slab",
+        "slices",
+        "state",
+    )
 
     def __init__(self, api: WebGPU, name: str, nbytes: int, kind: Kind) -> None:
         self.api, self.handle = api, api.buffer(name, nbytes, _USAGE[kind])
@@ -50,6 +65,17 @@ class GpuBuffer:
         self._request: NativeRequest | None = None
         self.dirty = False
         self.owners = 0
+        self.offset = 0
+        self.slab: GpuBuffer | None = None
+        self.slices = 0  # in use
+
+    def slice(self, name: str, offset: int, nbytes: int) -> GpuBuffer:
+        """Return a slice of this buffer, which is released with its last slice."""
+        part = copy(self)
+        part.name, part.offset, part.nbytes, part.slab, part.slices = name, offset, nbytes, self, 0
+        part.owners = 0
+        self.slices += 1
+        return part
 
     def read(self, device: Device, nbytes: int) -> memoryview:
         """Map the first bytes of a staging buffer once the work that fills it is done; `unmap` ends the view.
@@ -111,6 +137,12 @@ class BufferPool:
 
     def give(self, buffer: GpuBuffer) -> None:
         buffer.owners += 1
+        slab = buffer.slab
+        if slab is not None:
+            slab.slices -= 1
+            if not slab.slices:
+                self.give(slab)
+            return
         if buffer.state != "ready" or buffer.nbytes > self._max_bytes:
             buffer.destroy()
             return

@@ -65,6 +65,8 @@ def check(plan: Plan, target: Target) -> None:
         source, end = plan.buffers[copy.source], plan.buffers[copy.target]
         if copy.nbytes % 4 or copy.source == copy.target or copy.nbytes > min(source.nbytes, end.nbytes):
             raise DeviceError(f"plan {plan.name}: cannot copy {copy.nbytes} bytes from {source.name} to {end.name}")
+        if end.role == "constant":
+            raise DeviceError(f"plan {plan.name}: {source.name} is copied to the constant {end.name}")
     ports = [Port(i.name, i.buffer, i.dtype, i.shape) for i in plan.inputs if i.dtype and i.buffer is not None]
     ports += [o for family in plan.families for o in family.outputs if isinstance(o, Port)]
     for port in ports:
@@ -90,6 +92,8 @@ def _check_dispatch(plan: Plan, dispatch: PlannedDispatch, target: Target) -> No
         if binding.offset % OFFSET_ALIGN or binding.nbytes < 1 or binding.offset + binding.nbytes > buffer.nbytes:
             span = f"{binding.nbytes} bytes at {binding.offset}"
             raise DeviceError(f"{where} cannot bind {span} of {buffer.name} ({buffer.nbytes} bytes)")
+        if access == "write" and buffer.role == "constant":
+            raise DeviceError(f"{where} writes the constant {buffer.name}")
         if written.setdefault(binding.buffer, access == "write") != (access == "write"):
             raise DeviceError(f"{where} binds {buffer.name} both to read and to write")
 

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import atexit
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Literal, Self
 
-from ..errors import DeviceError, DeviceLost, NoAdapter, OutOfMemory, SubmitError
+from ..errors import DeviceError, DeviceLost, InvalidInput, NoAdapter, OutOfMemory, SubmitError
 from ..plan.plan import Kernel
-from ..plan.target import DeviceClass, Target
+from ..plan.target import DeviceClass, Persistent, Target, check_persistent
 from ..progress import Progress, silent
-from . import threads, vulkan
+from . import threads
 from .buffers import BufferPool, GpuBuffer, Kind, Uploads
 from .discovery import AdapterInfo, Engine, available_bytes, class_of, find_adapter, library, native_adapter
 from .native import Handle, disown
 from .pipelines import ComputePipeline, PipelineCache
-from .recorder import Recorder, Steps
+from .recorder import Recorder
+from .repeats import RunsInFlight
+from .subgroups import subgroup_size
 from .webgpu import MATRICES, NativeLimits
 
 LimitSet = Literal["adapter", "browser"]
@@ -42,7 +45,6 @@ _BROWSER_LIMITS = {
 }
 KEPT = 4  # 1/4 of a GPU's free memory may keep weights in the layout of its kernels
 _COMPILE_THREADS = 8
-_PROBE_GROUPS = 2  # workgroups that determine the subgroup size
 _SPIN = 2e-3  # seconds of waiting for a GPU without a pause, since a pause ends some 60 µs late
 _WRITE_CHUNK = 32 << 20  # bytes of one write, which the library stages in host memory
 _WRITE_PENDING = 64 << 20  # staged bytes that are flushed to the GPU
@@ -115,12 +117,15 @@ class Device:
         self.traffic = Traffic()
         self.pool, self.uploads = BufferPool(), Uploads(self)
         self._pipelines = PipelineCache(self.api)
+        self.arrivals: GpuBuffer | None = None  # of workgroups in a dispatch; None if none wait for each other
+        self.in_flight = RunsInFlight(self)
         self.measured: DeviceClass | None = None  # by `measure`
+        self.resident = 0  # workgroups that may wait for each other inside a dispatch: see `residency.py`
         self.pending_bytes = 0  # written but not submitted yet
         self._lost: str | None = None
         self.target = _target(info, self.api.limits, f16=f16, subgroups=subgroups, matrices=shapes)
         if subgroups:
-            self.target = replace(self.target, subgroup_size=_subgroup_size(self))
+            self.target = replace(self.target, subgroup_size=subgroup_size(self))
 
     def __repr__(self) -> str:
         return f"<Device {self.info}>"
@@ -143,6 +148,18 @@ class Device:
         except DeviceLost as error:
             self._lost = str(error)
             raise
+
+    def check_persistent(self, persistent: Persistent) -> None:
+        """Raise unless programs with this option can share the device, which was opened with its own."""
+        if persistent == "off" and self.resident:
+            raise InvalidInput(
+                'this device was opened for persistent="auto" or "on": open another with persistent="off", or give its '
+                "index"
+            )
+        if persistent == "on":
+            from . import residency
+
+            residency.require(self)
 
     def available_bytes(self) -> int | None:
         """Return the memory that new buffers may take; None if that is unknown."""
@@ -196,7 +213,7 @@ class Device:
     def bind_group(self, pipeline: ComputePipeline, entries: Sequence[tuple[GpuBuffer, int, int]]) -> Handle:
         """Return a bind group of (buffer, offset, nbytes) for bindings 0, 1 and so on."""
         self.counters.bind_groups_created += 1
-        return self.api.bind_group(pipeline.layout, [(b.handle, o, n) for b, o, n in entries])
+        return self.api.bind_group(pipeline.layout, [(b.handle, b.offset + o, n) for b, o, n in entries])
 
     def write(self, buffer: GpuBuffer, data: memoryview | bytes, offset: int = 0) -> None:
         """Write bytes into a buffer before the next submit. A tail of 1 to 3 bytes is padded with zeros."""
@@ -218,10 +235,21 @@ class Device:
         with self.lock:
             with self.api.record() as recorder:
                 for buffer in buffers:
-                    recorder.clear(buffer.handle, buffer.nbytes)
+                    recorder.clear(buffer.handle, buffer.offset, buffer.nbytes)
                 self.submit(recorder, buffers)
         for buffer in buffers:
             buffer.dirty = False
+
+    def detach(self, part: GpuBuffer) -> None:
+        """Move a slice out of its slab, into a WebGPU buffer of its own; its bind groups must be made again."""
+        assert part.slab is not None
+        with self.lock:
+            own = self.buffer(part.name, part.nbytes, part.kind)
+            with self.api.record() as recorder:
+                recorder.copy(part.handle, part.offset, own.handle, 0, part.nbytes)
+                self.submit(recorder, (part, own))
+            part.slab.slices -= 1  # from here, no signal handler runs in between
+            part.handle, part.offset, part.slab = own.handle, 0, None
 
     def read(self, buffer: GpuBuffer, nbytes: int) -> bytearray:
         """Read the first bytes of a buffer after all submitted work; `nbytes` is a multiple of 4."""
@@ -229,7 +257,7 @@ class Device:
         staging = self.buffer("read back", nbytes, "staging")
         with self.lock:
             with self.api.record() as recorder:
-                recorder.copy(buffer.handle, 0, staging.handle, 0, nbytes)
+                recorder.copy(buffer.handle, buffer.offset, staging.handle, 0, nbytes)
                 self.submit(recorder, (buffer, staging))
         data = bytearray(staging.read(self, nbytes))
         self.counters.readbacks += 1
@@ -250,8 +278,9 @@ class Device:
         if recorder is not None and recorder.ended:
             raise SubmitError("a command buffer was submitted twice; record it again")
         for buffer in buffers:
-            if buffer.state != "ready":
-                raise SubmitError(f"buffer {buffer.name} is {buffer.state}, but submitted work uses it")
+            state = (buffer.slab or buffer).state
+            if state != "ready":
+                raise SubmitError(f"buffer {buffer.name} is {state}, but submitted work uses it")
         commands = [] if recorder is None else recorder.end()
         self.api.submit(commands)
         self.counters.submits += max(1, len(commands))
@@ -287,14 +316,14 @@ class Device:
         return buffer
 
     def _write(self, buffer: GpuBuffer, data: memoryview | bytes, offset: int) -> None:
-        self.api.write(buffer.handle, offset, data)
+        self.api.write(buffer.handle, buffer.offset + offset, data)
         self.pending_bytes += len(data)
         if self.pending_bytes >= _WRITE_PENDING:
             self.wait()
 
 
 _opening = threads.Lock()
-_devices: dict[tuple[str, int, LimitSet, bool, bool, bool], Device] = {}
+_devices: dict[tuple[str, int, LimitSet, bool, bool, bool, bool], Device] = {}
 
 
 def open_device(
@@ -305,23 +334,43 @@ def open_device(
     f16: bool = True,
     subgroups: bool = True,
     matrices: bool = True,
+    persistent: Persistent = "auto",
 ) -> Device:
-    """Open the device of an adapter, once per process and options. `limits="browser"` requests WebGPU's defaults."""
+    """Open the device of an adapter, once per process and options. `limits="browser"` requests WebGPU's defaults.
+
+    `persistent` says whether the workgroups of a dispatch may wait for each other: "off" never; "auto" on GPUs, not on
+    software adapters, if the probe passed; "on" on both, or raises LimitExceeded. `PTEGPU_PERSISTENT` replaces "auto".
+    """
     info = find_adapter(device, engine)
-    key = (info.engine, info.index, limits, f16, subgroups, matrices)
+    if persistent == "auto":
+        persistent = os.environ.get("PTEGPU_PERSISTENT") or "auto"  # type: ignore[assignment]
+    check_persistent(persistent)
+    resident = persistent == "on" or (persistent == "auto" and info.type != "software")
+    key = (info.engine, info.index, limits, f16, subgroups, matrices, resident)
+
+    def new() -> Device:
+        try:
+            return Device(info, limits=limits, f16=f16, subgroups=subgroups, matrices=matrices)
+        except DeviceError as error:
+            raise NoAdapter(f"{info} cannot be opened: {error}") from error
 
     def opened() -> Device:
         with _opening:
             device = _devices.get(key)
             if device is None or device.lost:
-                try:
-                    device = Device(info, limits=limits, f16=f16, subgroups=subgroups, matrices=matrices)
-                except DeviceError as error:
-                    raise NoAdapter(f"{info} cannot be opened: {error}") from error
+                device = new()
+                if resident:
+                    residency.settle(device)
+                    device = new() if device.lost else device  # by the probe
                 _devices[key] = device
             return device
 
-    return threads.opening().do(opened)
+    if resident:
+        from . import residency
+    opened_device = threads.opening().do(opened)
+    if persistent == "on":
+        opened_device.check_persistent("on")
+    return opened_device
 
 
 @atexit.register
@@ -353,39 +402,3 @@ def _target(
         kept_bytes=(available_bytes(info) or 0) // KEPT if matrices and info.type == "discrete" else 0,
         device_class=class_of(info),
     )
-
-
-def _subgroup_size(device: Device) -> int:
-    """Return the size of every subgroup, found by running a kernel; 0 if it varies."""
-    if device.info.backend == "Vulkan":
-        smallest, largest = vulkan.subgroup_range(device.info.name, device.info.twin)
-        if smallest < largest:
-            return 0  # the driver chooses per pipeline, so a probe says nothing about other kernels
-    widest = device.target.workgroup(device.target.max_invocations)
-    sizes = {size for workgroup in (64, widest) for size in _subgroup_sizes(device, workgroup)}
-    return sizes.pop() if len(sizes) == 1 else 0
-
-
-def _subgroup_sizes(device: Device, workgroup: int) -> set[int]:
-    pipeline = device.pipeline(subgroup_probe(workgroup))
-    nbytes = _PROBE_GROUPS * workgroup * 4
-    buffer = device.buffer("subgroup sizes", nbytes, "storage")
-    group = device.bind_group(pipeline, [(buffer, 0, nbytes)])
-    with device.api.record() as recorder:
-        recorder.compute(Steps([pipeline.handle], [group], [_PROBE_GROUPS], [1]))
-        device.submit(recorder, [buffer])
-    sizes = set(memoryview(device.read(buffer, nbytes)).cast("I"))
-    device.release(buffer)
-    return sizes
-
-
-def subgroup_probe(workgroup: int) -> Kernel:
-    """Return a kernel in which each invocation writes the size of its subgroup."""
-    wgsl = f"""
-@group(0) @binding(0) var<storage, read_write> sizes: array<u32>;
-@compute @workgroup_size({workgroup})
-fn main(@builtin(global_invocation_id) id: vec3u, @builtin(subgroup_size) size: u32) {{
-    sizes[id.x] = size;
-}}
-"""
-    return Kernel(f"subgroup_size_{workgroup}", wgsl, ("write",), workgroup, needs=("subgroups",))

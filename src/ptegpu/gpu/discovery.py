@@ -2,7 +2,8 @@
 
 If there is no adapter, `NoAdapter` names the package to install. An engine's library is imported when it is first asked
 for adapters. The class of an adapter is measured once and saved in the user's cache folder, or assumed from its type.
-`PTEGPU_CACHE` names another folder; if it is `off`, nothing is saved or read.
+The folder also has what `residency.py` finds out. `PTEGPU_CACHE` names another one; if it is `off`, nothing is saved or
+read.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ import json
 import math
 import os
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, fields
 from functools import cache
 from hashlib import sha256
@@ -36,7 +37,8 @@ PACKAGES: dict[EngineName, tuple[str, str]] = {  # module, requirement
     "dawn": ("wgpudawn", "'ptegpu[dawn]'"),
 }
 BACKENDS = {"darwin": ["Metal"], "win32": ["Vulkan", "DX12"]}  # elsewhere Vulkan only
-MAX_ENTRY = 1 << 16  # bytes of a saved class
+MAX_ENTRY = 1 << 16  # bytes of saved figures
+EntryKey = list[str | int]  # what saved figures are valid for
 VERSION = 1  # of the measurement; classes saved by other versions do not count
 
 _PREFERENCE: tuple[Kind, ...] = ("discrete", "integrated", "software")
@@ -201,40 +203,71 @@ def _device_option(device: int | str) -> int | str:
 
 def class_of(info: AdapterInfo) -> DeviceClass:
     """Return the class measured on an adapter, or the one assumed for its type if there is none."""
-    path = class_file(info)
-    if path is not None:
-        with suppress(DeviceError, OSError, ValueError, LookupError, TypeError, RecursionError):
-            return _read_class(json.loads(files.read_kept(path, DeviceError, MAX_ENTRY)), info)
+    with suppress(ValueError, LookupError, TypeError):
+        return _read_class(read_entry("adapter", _key(info)), info)
     return CLASSES[info.type]
 
 
 def save_class(info: AdapterInfo, measured: DeviceClass) -> None:
     """Save the class measured on an adapter."""
-    path = class_file(info)
-    if path is None:
-        return
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        files.keep(path, json.dumps({"adapter": _key(info), **asdict(measured)}, indent=2).encode())
-    except OSError as e:
-        raise DeviceError(f"{path} cannot be written ({e.strerror}): set PTEGPU_CACHE to another folder") from e
+    save_entry("adapter", _key(info), asdict(measured))
 
 
 def class_file(info: AdapterInfo) -> Path | None:
     """Return the file for the class of an adapter; None if nothing is to be saved."""
+    return _entry_file("adapter", _key(info))
+
+
+def save_entry(kind: str, key: EntryKey, figures: Mapping[str, Any]) -> None:
+    """Save figures of an adapter; the key states what they are valid for."""
+    path = _entry_file(kind, key)
+    if path is not None:
+        with _writing(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            files.keep(path, json.dumps({"adapter": key, **figures}, indent=2).encode())
+
+
+def remove_entry(kind: str, key: EntryKey) -> None:
+    """Remove saved figures, if there are any."""
+    path = _entry_file(kind, key)
+    if path is not None:
+        with _writing(path):
+            path.unlink(missing_ok=True)
+
+
+def read_entry(kind: str, key: EntryKey) -> dict[str, Any]:
+    """Return saved figures; raise LookupError if there are none for this key."""
+    path = _entry_file(kind, key)
+    if path is not None:
+        with suppress(DeviceError, OSError, ValueError, RecursionError):
+            entry = json.loads(files.read_kept(path, DeviceError, MAX_ENTRY))
+            if isinstance(entry, dict) and entry.pop("adapter", None) == key:
+                return entry
+    raise LookupError(kind)
+
+
+def _entry_file(kind: str, key: EntryKey) -> Path | None:
     folder = files.cache_folder()
-    return folder and folder / f"adapter-{sha256(json.dumps(_key(info)).encode()).hexdigest()[:16]}.json"
+    return folder and folder / f"{kind}-{sha256(json.dumps(key).encode()).hexdigest()[:16]}.json"
 
 
-def _key(info: AdapterInfo) -> list[str | int]:
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as e:
+        raise DeviceError(f"{path} cannot be written ({e.strerror}): set PTEGPU_CACHE to another folder") from e
+
+
+def _key(info: AdapterInfo) -> EntryKey:
     return [VERSION, info.name, info.backend, info.driver]
 
 
-def _read_class(entry: Any, info: AdapterInfo) -> DeviceClass:
-    """Return a saved class; raise unless it was measured on this adapter by this version."""
+def _read_class(entry: Mapping[str, Any], info: AdapterInfo) -> DeviceClass:
+    """Return a saved class; raise unless it was measured on an adapter of this type."""
     measured = DeviceClass(**{f.name: entry[f.name] for f in fields(DeviceClass)})
     figures = (measured.bandwidth, measured.flops, measured.dispatch_seconds)
-    matches = (entry["adapter"], measured.name, measured.measured) == (_key(info), info.type, True)
+    matches = (measured.name, measured.measured) == (info.type, True)
     counted = type(measured.units) is int and 0 < measured.units < 1 << 16
     if not (matches and counted and all(type(x) is float and 0 < x < math.inf for x in figures)):
         raise ValueError("not a measurement of this adapter")

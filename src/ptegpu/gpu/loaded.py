@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -22,6 +23,7 @@ from ..plan.resolve import PlanPoint, Resolver, choices_at
 from .buffers import GpuBuffer
 from .checks import Argument, Points, check_fits, outgrows, sizes_at, sizes_of
 from .native import Handle
+from .persistent import MergedDispatch, PersistentForm, ScratchBuffer
 from .pipelines import ComputePipeline
 from .readback import DeviceTensor, StagingLayout
 from .recorder import Steps
@@ -58,12 +60,18 @@ class CombinedLaunches(NamedTuple):
     constants: tuple[int, ...]
     indices: Steps  # with indices of the grids' sizes
     patches: list[Patches]
+    persistent: PersistentForm | None  # None if all launches stay dispatches
 
-    def steps(self, at: PlanPoint) -> tuple[Steps, int]:
+    def steps(self, at: PlanPoint, merged: Sequence[MergedDispatch] = ()) -> tuple[Steps, int]:
         """Return the steps to record at these sizes, and the most workgroups in one dimension."""
         numbers = (*at.numbers, *self.constants)
         pipelines, groups, *axes = self.indices
         x, y = ([numbers[k] for k in axis] for axis in axes)
+        if merged:
+            pipelines, groups = list(pipelines), list(groups)
+            for d in reversed(merged):
+                part = slice(d.first, d.end)
+                pipelines[part], groups[part], x[part], y[part] = [d.pipeline], [d.group], [d.workgroups], [1]
         steps = Steps(pipelines, groups, x, y)
         if min(x, default=1) <= 0 or min(y, default=1) <= 0:  # leave out dispatches without workgroups
             launched = [k for k in range(len(groups)) if x[k] > 0 and y[k] > 0]
@@ -85,7 +93,9 @@ class CombinedLaunches(NamedTuple):
         return images
 
 
-def combine(launches: list[Launch], order: Mapping[int, int], params: Sequence[int]) -> CombinedLaunches:
+def combine(
+    launches: list[Launch], order: Mapping[int, int], params: Sequence[int], persistent: PersistentForm | None
+) -> CombinedLaunches:
     """Combine launches; `order` has the index of each row among the numbers, `params` the parameter buffers."""
     constants: dict[int, int] = {}
 
@@ -106,7 +116,7 @@ def combine(launches: list[Launch], order: Mapping[int, int], params: Sequence[i
             pairs = [(word, number) for word, (number, is_real) in sources.items() if is_real == real]
             arrays += [np.array([word for word, _ in pairs], np.int64), [number for _, number in pairs]]
         patches.append(Patches(image, *arrays))
-    return CombinedLaunches(tuple(constants), indices, patches)
+    return CombinedLaunches(tuple(constants), indices, patches, persistent)
 
 
 class Unplanned(LookupError):
@@ -120,8 +130,12 @@ class RecordedSteps:
     key: tuple[Any, ...]
     at: PlanPoint
     steps: Steps
+    separate: Steps  # the same, without merged dispatches
     outputs: tuple[Port | Number, ...]  # shapes are plain
-    images: list[np.ndarray]  # of the parameter buffers, to be written first
+    images: list[tuple[GpuBuffer, np.ndarray]]  # of buffers to be written first: of parameters, and of stages
+    touched: list[GpuBuffer]  # other than the plan's
+    compiling: PersistentForm | None  # not compiled yet
+    waits: bool = False  # its workgroups wait for each other, so it may give up
     layouts: dict[tuple[int, ...] | None, StagingLayout] = field(default_factory=dict)  # by the outputs to read
 
     def layout(self, read: tuple[int, ...] | None) -> StagingLayout:
@@ -154,6 +168,7 @@ class LoadedPlan:
         self.groups: dict[tuple[object, ...], Handle] = {}
         self.combined: dict[tuple[int, tuple[int, ...]], CombinedLaunches] = {}
         self.recorded: RecordedSteps | None = None  # of the last run
+        self.scratch = ScratchBuffer(self.device)
         self.done_once: set[tuple[int, tuple[Binding, ...]]] = set()  # dispatches that run only once, and ran
 
     def use(self, plan: Plan, buffers: list[GpuBuffer]) -> None:
@@ -164,7 +179,8 @@ class LoadedPlan:
         ]
         self.input_ids = {id(buffer) for _, _, buffer in self.inputs if buffer is not None}
         self.written_ids = {id(buffers[k]) for k in _written(plan)} & self.input_ids
-        self.copies = [(buffers[c.source].handle, buffers[c.target].handle, c.nbytes) for c in plan.copies]
+        self.copies = [(buffers[c.source], buffers[c.target], c.nbytes) for c in plan.copies]
+        self.touched = list({id(whole): whole for whole in (b.slab or b for b in buffers)}.values())
         self.syms = next((buffers[k] for k, b in enumerate(plan.buffers) if b.role == "syms"), None)
         self.params = [k for k, b in enumerate(plan.buffers) if b.role == "params"]
         self.recorded, self.combined = None, {}
@@ -182,16 +198,31 @@ class LoadedPlan:
     def warm(self) -> None:
         """Compile and bind the kernels for all sizes."""
         self._launches([c for family in self.plan.families for choices in family.steps for c in choices])
+        for combined in self.combined.values():
+            if combined.persistent is not None:
+                combined.persistent.wait()
+
+    def combine_at(self, points: Points) -> None:
+        """Combine the choices at these points, so that their merged kernels compile in the background."""
+        if self.device.resident:
+            for point in points or ([] if self.plan.rows else [{}]):
+                with suppress(Unplanned, LimitExceeded, InvalidProgram):  # a run at this point raises them
+                    self._resolve((), sizes_at(self.plan.inputs, point), lambda _input, _element: 0)
 
     def resolve(self, inputs: Sequence[Argument]) -> ResolvedRun:
         """Return the run of these inputs; raise Unplanned if the plan does not hold at their sizes."""
         shapes, item = sizes_of(inputs)
         resolver, recorded = self.resolver, self.recorded
         key = resolver.key(shapes, item)
-        if recorded is None or recorded.key != key:
+        if recorded is None or recorded.key != key or self._outdated(recorded):
             with self.device.lock:
                 recorded = self.recorded = self._resolve(key, shapes, item)
         return ResolvedRun(recorded, resolver.words_at(shapes, item) if resolver.words else {}, shapes, item)
+
+    def _outdated(self, recorded: RecordedSteps) -> bool:
+        """Return whether merged kernels are compiled since, or workgroups may not wait for each other any more."""
+        compiling = recorded.compiling
+        return (compiling is not None and compiling.compiled) or (recorded.waits and not self.device.resident)
 
     def accept(self, inputs: Sequence[Argument]) -> list[Argument]:
         """Return the inputs after checking them; tensors that cannot be copied on this device become arrays."""
@@ -245,18 +276,23 @@ class LoadedPlan:
             launches.append(Launch(pipeline, self.groups[bound], dispatch))
         return launches
 
-    def _resolve(self, key: tuple[Any, ...], shapes: Shapes, item: Item) -> RecordedSteps:
+    def _combined_at(self, shapes: Shapes, item: Item) -> tuple[PlanPoint, CombinedLaunches]:
+        """Return what runs at these sizes."""
         plan = self.plan
         if any(outgrows(shape, declared) for shape, declared in zip(shapes, plan.inputs)):
             raise Unplanned(f"plan {plan.name} has no room for {list(shapes)}")
         at = self.resolver.at(shapes, item)
         if at is None:
             raise Unplanned(f"plan {plan.name} does not hold for {list(shapes)}")
+        if refusal := plan.families[at.family].refusal:
+            raise _refused(plan, shapes, refusal)
+        return at, self.combined.get((at.family, at.switches)) or self._combine(at, shapes)
+
+    def _resolve(self, key: tuple[Any, ...], shapes: Shapes, item: Item) -> RecordedSteps:
+        plan = self.plan
+        at, combined = self._combined_at(shapes, item)
         family = plan.families[at.family]
-        if family.refusal:
-            raise _refused(plan, shapes, family.refusal)
-        combined = self.combined.get((at.family, at.switches)) or self._combine(at, shapes)
-        steps, largest = combined.steps(at)
+        separate, largest = combined.steps(at)
         if largest > self.device.target.max_groups:
             most = self.device.target.max_groups
             raise LimitExceeded(f"plan {plan.name} needs {largest} workgroups in one dimension, {most} are allowed")
@@ -267,7 +303,16 @@ class LoadedPlan:
                 if min(map(plain, o.shape), default=0) < 0 or o.nbytes > plan.buffers[o.buffer].nbytes:
                     raise InvalidProgram(f"plan {plan.name}: {o.name} of {list(o.shape)} does not fit its buffer")
             outputs.append(o)
-        return RecordedSteps(key, at, steps, tuple(outputs), combined.images(plan, at))
+        images = list(zip([self.buffers[k] for k in self.params], combined.images(plan, at), strict=False))
+        if combined.persistent is None or not self.device.resident:
+            return RecordedSteps(key, at, separate, separate, tuple(outputs), images, [], None)
+        merged, tables = combined.persistent.at(shapes, item)
+        compiling = None if combined.persistent.compiled else combined.persistent
+        steps, _ = combined.steps(at, merged)
+        touched = combined.persistent.buffers
+        return RecordedSteps(
+            key, at, steps, separate, tuple(outputs), images + tables, touched, compiling, bool(merged)
+        )
 
     def _combine(self, at: PlanPoint, shapes: Shapes) -> CombinedLaunches:
         """Compile and bind a combination of choices when it is first taken."""
@@ -278,9 +323,18 @@ class LoadedPlan:
         launches = self._launches(choices)
         self._run_once([x for x in launches if x.dispatch.once])
         launches = [x for x in launches if not x.dispatch.once]
-        combined = combine(launches, self.resolver.order, self.params)
+        combined = combine(launches, self.resolver.order, self.params, self._persistent(at, choices))
         self.combined[at.family, at.switches] = combined
         return combined
+
+    def _persistent(self, at: PlanPoint, choices: Sequence[Choice]) -> PersistentForm | None:
+        """Merge dispatches of these choices if workgroups may wait for each other."""
+        if not self.device.resident or self.plan.copies:  # a run that gave up is repeated, which copies do not allow
+            return None
+        dispatches = [(k, d) for k, choice in enumerate(choices) for d in choice.dispatches if not d.once]
+        outputs = {o.buffer for o in self.plan.families[at.family].outputs if isinstance(o, Port)}
+        form = PersistentForm(self.device, self.plan, self.buffers, dispatches, outputs, self.scratch)
+        return form if form.buffers else None
 
     def _run_once(self, launches: Sequence[Launch]) -> None:
         """Run the launches that run only once, unless they did already. They run after everything recorded so far."""
@@ -293,7 +347,7 @@ class LoadedPlan:
         grids = [[plain(x.dispatch.grid[axis]) for x in new.values()] for axis in (0, 1)]
         steps = Steps([x.pipeline.handle for x in new.values()], [x.group for x in new.values()], *grids)
         recording = Recording(self.device)
-        recording.touch(self.buffers)
+        recording.touch(self.touched)
         recording.compute(steps, None)
         recording.submit()
         self.done_once.update(new)

@@ -63,13 +63,13 @@ def _measure(device: Device) -> DeviceClass:
     dispatches = replace(tiny, families=(replace(family, steps=family.steps * _DISPATCHES),))
     warm(device)
     try:
-        flops = plain(load.dispatches[0].flops) / _best(device, load)
+        flops = plain(load.dispatches[0].flops) / best_time(device, load)
         return DeviceClass(
             device.info.type,
-            bandwidth=copy.dispatches[0].nbytes / _best(device, copy),
+            bandwidth=copy.dispatches[0].nbytes / best_time(device, copy),
             flops=flops,
-            dispatch_seconds=_best(device, dispatches) / _DISPATCHES,
-            units=max(1, round(flops * _best(device, single) / plain(single.dispatches[0].flops))),
+            dispatch_seconds=best_time(device, dispatches) / _DISPATCHES,
+            units=max(1, round(flops * best_time(device, single) / plain(single.dispatches[0].flops))),
             measured=True,
         )
     finally:
@@ -85,7 +85,7 @@ def _copy_bytes(device: Device) -> int:
     return min(limits) // ALIGN * ALIGN
 
 
-def _best(device: Device, plan: Plan) -> float:
+def best_time(device: Device, plan: Plan) -> float:
     """Return the seconds of the fastest round, without the first."""
     with Session(device) as session:
         loaded = session.prepare(plan)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from time import perf_counter
 from typing import TYPE_CHECKING, NamedTuple
+from weakref import ref
 
 import numpy as np
 
@@ -15,12 +16,14 @@ from ..dtypes import DType
 from ..errors import Closed, DeviceError, InvalidInput
 from ..plan.plan import ALIGN, Expr, Number, Port, plain
 from .buffers import GpuBuffer
+from .repeats import GAVE_UP, StepGaveUp
 
 if TYPE_CHECKING:
     from .checks import Argument
     from .device import Device
     from .loaded import ResolvedRun
     from .recording import Recording
+    from .repeats import RunInFlight
     from .session import Session
 
 
@@ -30,11 +33,18 @@ class DeviceTensor:
     It is valid until the next run, reset or close of that session, or until its buffer is released with its plan.
     """
 
-    __slots__ = ("_generation", "_owners", "buffer", "dtype", "session", "shape")
+    __slots__ = ("_generation", "_owners", "buffer", "dtype", "origin", "session", "shape")
 
     def __init__(
-        self, session: Session, buffer: GpuBuffer, dtype: DType, shape: tuple[int, ...], generation: int
+        self,
+        session: Session,
+        buffer: GpuBuffer,
+        dtype: DType,
+        shape: tuple[int, ...],
+        generation: int,
+        origin: Pending,
     ) -> None:
+        self.origin = ref(origin)  # its run
         self.session, self.buffer, self.dtype, self.shape = session, buffer, dtype, shape
         self._generation, self._owners = generation, buffer.owners
 
@@ -57,6 +67,7 @@ class DeviceTensor:
         with self.session.device.lock:
             self.check_fresh()
             self.session.flush()
+            self.session.device.in_flight.check()
             if not self.nbytes:
                 return np.empty(self.shape, self.dtype.numpy)
             data = self.session.device.read(self.buffer, (self.nbytes + 3) & ~3)
@@ -180,21 +191,32 @@ class Pending:
     _staging: Staging | None  # None if nothing is read
     _offset: int  # in the staging buffer
     _generation: int
+    _waited: bool  # workgroups may have waited for each other; the counter of arrivals follows the outputs
+    in_flight: RunInFlight | None = None
+    repetition: Pending | None = None  # of a run that gave up
     _result: list[Argument] | None = None
 
     @cached_property
     def outputs(self) -> list[DeviceTensor | int]:
         return [self._output(o) for o in self._run.recorded.outputs]
 
+    @property
+    def dropped(self) -> bool:
+        """Return whether the run was batched with one that failed."""
+        return self._recording.state == "dropped"
+
     def _output(self, o: Port | Number) -> DeviceTensor | int:
         if isinstance(o, Port):
-            return DeviceTensor(self._session, self._buffers[o.buffer], o.dtype, o.shape, self._generation)  # type: ignore[arg-type]
+            return DeviceTensor(self._session, self._buffers[o.buffer], o.dtype, o.shape, self._generation, self)  # type: ignore[arg-type]
         return int(self._run.ints[o.row] if isinstance(o, Expr) else o)
 
     def result(self) -> list[Argument]:
         """Wait; return arrays for the outputs that are read, device tensors for the others."""
         if self._result is None:
-            arrays = self._read()
+            try:
+                arrays = self._read()
+            except StepGaveUp:
+                arrays = self._repeat()
             outputs = self._run.recorded.outputs
             self._result = [arrays[n] if n in arrays else self.outputs[n] for n in range(len(outputs))]
             self._free()
@@ -221,10 +243,27 @@ class Pending:
             view = self._staging.view(session.device)
             arrays = {p.number: _array(view, self._offset, p) for p in self._layout.outputs}
             session.device.traffic.read(self._layout.payload, started)
+            if self._waited and view[self._offset + self._layout.nbytes :].cast("I")[0] >= GAVE_UP:
+                raise StepGaveUp
+            if self.in_flight is not None:
+                with session.device.lock:
+                    session.device.in_flight.right(self.in_flight)
             return arrays
+
+    def _repeat(self) -> dict[int, np.ndarray]:
+        """Repeat this run and all later ones; return arrays of the outputs to read."""
+        with self._session.lock, self._session.device.lock:
+            if self.repetition is None or self._session.device.in_flight.repeating:
+                self._session.device.in_flight.repeat()
+        if self.repetition is None:
+            raise DeviceError("this run gave up, and an earlier one could not be repeated: call the method again")
+        results = self.repetition.result()
+        return {p.number: results[p.number] for p in self._layout.outputs}  # type: ignore[misc]
 
     def _free(self) -> None:
         with self._session.lock:
+            if self.repetition is not None:
+                self.repetition.discard()
             if self._staging is not None and self._staging.leave():
                 self._recording.staging = None
                 self._session.staging.give(self._staging.buffer)

@@ -61,9 +61,9 @@ class Recorder:
         copy = self._lib.wgpuCommandEncoderCopyBufferToBuffer
         copy(self._encoder, source, source_offset, target, target_offset, nbytes)
 
-    def clear(self, buffer: Handle, nbytes: int) -> None:
+    def clear(self, buffer: Handle, offset: int, nbytes: int) -> None:
         # void wgpuCommandEncoderClearBuffer(WGPUCommandEncoder, WGPUBuffer, uint64_t offset, uint64_t size)
-        self._lib.wgpuCommandEncoderClearBuffer(self._encoder, buffer, 0, nbytes)
+        self._lib.wgpuCommandEncoderClearBuffer(self._encoder, buffer, offset, nbytes)
 
     def compute_soon(self, steps: Steps) -> None:
         """Record a long pass as several: the GPU runs the first while the others are recorded."""

@@ -15,7 +15,6 @@ import numpy as np
 
 from .buffers import Arena, GpuBuffer, room
 from .device import Device
-from .native import Handle
 from .readback import DeviceTensor, Staging
 from .recorder import Steps
 
@@ -52,13 +51,15 @@ class Recording:
             nbytes = data.nbytes
             if nbytes:
                 arena = self._arenas[-1]
-                self._recorder.copy(arena.buffer.handle, arena.put(data), target.handle, 0, (nbytes + 3) & ~3)
+                source, offset = arena.buffer.handle, arena.put(data)
+                self._recorder.copy(source, offset, target.handle, target.offset, (nbytes + 3) & ~3)
                 total += nbytes
         self._device.counters.bytes_uploaded += total
         self._device.traffic.uploaded(total, started, len(uploads))
 
-    def copy(self, source: Handle, target: Handle, nbytes: int, offset: int = 0) -> None:
-        self._recorder.copy(source, 0, target, offset, nbytes)
+    def copy(self, source: GpuBuffer, target: GpuBuffer, nbytes: int, offset: int = 0) -> None:
+        """Record a copy of the first bytes of a buffer to an offset in another."""
+        self._recorder.copy(source.handle, source.offset, target.handle, target.offset + offset, nbytes)
 
     def compute(self, steps: Steps, timer: Timer | None) -> None:
         if timer is not None:

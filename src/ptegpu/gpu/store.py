@@ -15,6 +15,7 @@ from ..progress import Progress, silent
 from .buffers import GpuBuffer, Kind
 from .checks import first_bytes
 from .device import Device
+from .slabs import Part, conflicts, derived_constants, layout
 
 
 class SharedConstants:
@@ -82,7 +83,7 @@ class BufferStore:
 
     def check_memory(self, plan: Plan, missing: Iterable[Buffer]) -> None:
         """Raise OutOfMemory if the missing buffers exceed the adapter's free memory."""
-        needed = sum(b.nbytes for b in missing if b.role != "constant" or self._shared.get(b.name) is None)
+        needed = sum(parts[-1].end for parts in self._layout(plan, missing))
         available = self._device.available_bytes()
         if available is not None and needed > available + self._device.pool.nbytes:
             where = f"plan {plan.name} on {self._device.target.name}"
@@ -91,8 +92,8 @@ class BufferStore:
     def add(self, plan: Plan, missing: Sequence[Buffer], progress: Progress = silent) -> None:
         """Make buffers and fill each with its first bytes. After an error, none of them is left."""
         try:
-            fresh = [buffer for buffer in missing if self._make(buffer)]
-            self._device.clear([new for buffer in fresh if (new := self._buffers[buffer.name]).dirty])
+            fresh = [buffer for buffer in missing if self._shared_constant(buffer) is None]
+            self._make(plan, missing)
             total, done = sum(b.nbytes for b in fresh if b.role == "constant"), 0
             for buffer in fresh:
                 self._fill(plan, buffer)
@@ -102,6 +103,17 @@ class BufferStore:
         except BaseException:
             self.drop([buffer.name for buffer in missing])
             raise
+
+    def conflicting(self, plan: Plan, missing: Iterable[Buffer]) -> list[GpuBuffer]:
+        """List the states of earlier plans that must leave their slabs before this plan runs."""
+        slices: list[GpuBuffer] = []
+        earlier = self._buffers.keys() - {buffer.name for buffer in missing}
+        for name, others in conflicts(plan, earlier).items():
+            buffer = self._buffers[name]
+            slabs = [b.slab for b in map(self._buffers.__getitem__, others) if b not in slices]
+            if buffer.slab is not None and buffer.slab in slabs:
+                slices.append(buffer)
+        return slices
 
     def drop(self, names: Iterable[str]) -> None:
         for name in names:
@@ -132,18 +144,41 @@ class BufferStore:
             raise DeviceError(f"plan {plan.name} has other states than the plan whose states it shares")
         self._buffers |= {name: buffer for (name, _), buffer in zip(names, self._lent, strict=True)}
 
-    def _make(self, buffer: Buffer) -> bool:
-        """Make a buffer; return whether it is new and has to be filled."""
-        kind: Kind = "uniform" if buffer.role in ("params", "syms") else "storage"
-        shared = self._shared.get(buffer.name) if buffer.role == "constant" else None
-        gpu_buffer = shared or self._device.buffer(buffer.name, buffer.nbytes, kind)
-        if buffer.role != "constant":
-            self._buffers[buffer.name] = gpu_buffer
-            return True
-        self._constants.add(buffer.name)  # before the next step: `drop` must know that others may use the buffer
+    def _shared_constant(self, buffer: Buffer) -> GpuBuffer | None:
+        return self._shared.get(buffer.name) if buffer.role == "constant" else None
+
+    def _layout(self, plan: Plan, missing: Iterable[Buffer]) -> list[list[Part]]:
+        """Return the WebGPU buffers to make."""
+        fresh = [buffer for buffer in missing if self._shared_constant(buffer) is None]
+        return layout(fresh, derived_constants(plan), conflicts(plan, {b.name for b in fresh}), self._device.target)
+
+    def _make(self, plan: Plan, missing: Sequence[Buffer]) -> None:
+        """Make the buffers that no other session shares, filled with zeros; take the others."""
+        made = self._layout(plan, missing)
+        for buffer in missing:
+            shared = self._shared_constant(buffer)
+            if shared is not None:
+                self._set(buffer, shared)
+        dirty: list[GpuBuffer] = []
+        for parts in made:
+            first = parts[0].buffer
+            kind: Kind = "uniform" if first.role in ("params", "syms") else "storage"
+            name = first.name if len(parts) == 1 else f"{first.role}s of {plan.name}"
+            gpu_buffer = self._device.buffer(name, parts[-1].end, kind)
+            if gpu_buffer.dirty:
+                dirty.append(gpu_buffer)
+            for buffer, offset in parts:
+                self._set(
+                    buffer, gpu_buffer if len(parts) == 1 else gpu_buffer.slice(buffer.name, offset, buffer.nbytes)
+                )
+        self._device.clear(dirty)
+
+    def _set(self, buffer: Buffer, gpu_buffer: GpuBuffer) -> None:
+        if buffer.role == "constant":
+            self._constants.add(buffer.name)  # before the next step: `drop` must know that others may use the buffer
         self._buffers[buffer.name] = gpu_buffer
-        self._shared.add_user(buffer.name, gpu_buffer, self)
-        return shared is None
+        if buffer.role == "constant":
+            self._shared.add_user(buffer.name, gpu_buffer, self)
 
     def _fill(self, plan: Plan, buffer: Buffer) -> None:
         first, written = first_bytes(plan, buffer), 0

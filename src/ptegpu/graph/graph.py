@@ -49,11 +49,11 @@ class Tensor:
 
     @property
     def nbytes(self) -> int:
-        return self.numel * self.dtype.size
+        return self.dtype.nbytes(self.numel)
 
     @property
     def max_nbytes(self) -> int:
-        return math.prod(self.max_shape) * self.dtype.size
+        return self.dtype.nbytes(math.prod(self.max_shape))
 
     def __repr__(self) -> str:
         return f"{self.name}:{self.dtype.value}{list(self.shape)}"

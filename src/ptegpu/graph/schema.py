@@ -51,7 +51,7 @@ Rescaled = Callable[[Mapping[str, Any], np.ndarray, np.ndarray], "tuple[Arg, ...
 Walks = Callable[[Mapping[str, Any], Any, Tensor, int], Any]
 ZeroTest = Callable[["Operands"], bool]
 ByRow = Literal["", "product", "norm", "elements"]
-Role = Literal["", "product", "norm", "attention", "rotary", "cache", "row"]
+Role = Literal["", "product", "norm", "attention", "rotary", "cache", "pages", "row"]
 
 REQUIRED = inspect.Parameter.empty  # marks a parameter without a default
 OPTIONS = ("dtype", "layout", "device", "pin_memory")

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..dtypes import DType
+from ..dtypes import BLOCK, DType
 from ..plan.target import Target
 from ..sizes import cached
 from .wgsl import ACROSS, I32, LARGEST, LOWEST, KernelSpec, Storage, build, u32s
@@ -53,6 +53,7 @@ class Turn:
     quads: int  # of a vector, that are rotated
     cos: DType
     sin: DType
+    paged: bool = False  # at the positions of rows that belong to many sequences
 
     @property
     def reads(self) -> dict[str, Storage]:
@@ -61,7 +62,7 @@ class Turn:
 
     @property
     def params(self) -> list[tuple[str, str]]:
-        return [("table_rows", "i32"), ("table_start", "sym")]
+        return [("table_rows", "i32"), *([] if self.paged else [("table_start", "sym")])]
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,9 +157,10 @@ def owned(text: str, paged: bool) -> str:
     """
     if not paged:
         return text
-    for name in ("start", "length", "used"):
+    for name in ("start", "length", "used", "new_row"):
         text = text.replace(f"{name}()", f"{name}(own)").replace(f"fn {name}(own)", f"fn {name}(own: vec2<i32>)")
-    for name, first in (("seen", ""), ("row_of", ""), ("merged", ""), ("k_quad", "z, "), ("v_quad", "z, ")):
+    passed = [("seen", ""), ("row_of", ""), ("merged", ""), ("q_turned", ""), ("n_turned", "")]
+    for name, first in (*passed, ("k_quad", "z, "), ("v_quad", "z, ")):
         text = text.replace(f"{name}({first}", f"{name}(own, ")
         text = text.replace(f"fn {name}(own, ", f"fn {name}(own: vec2<i32>, ")
     for name in "kv":
@@ -170,6 +172,11 @@ PAGED = f"""fn row_of(t: u32) -> u32 {{ // where position t of the sequence is
   let table = min(u32(max(own.x, 0)), P.sequences - 1u) * P.table_width;
   let page = tables_at(table + min(t / {PAGE}u, P.table_width - 1u));
   return min(u32(max(page, 0)), P.pages - 1u) * {PAGE}u + t % {PAGE}u;
+}}
+fn new_row() -> i32 {{ // where the row's own key and value belong; -1 if they have no place
+  if (u32(own.x) >= P.sequences || u32(own.y) >= P.keys) {{ return -1; }}
+  let page = tables_at(u32(own.x) * P.table_width + u32(own.y) / {PAGE}u);
+  return select(-1, page * {PAGE} + own.y % {PAGE}, u32(page) < P.pages);
 }}"""
 
 
@@ -196,7 +203,7 @@ def sight(form: AttentionForm) -> str:
 
 def _turned(name: str, turn: Turn) -> str:
     """Return `q_turned` or `n_turned`: quad d of the rotated vector at `place`, which belongs to query s."""
-    row = "u32(clamp(sym(P.table_start) + i32(s), 0, P.table_rows - 1))"
+    row = f"u32(clamp({'own.y' if turn.paged else 'sym(P.table_start) + i32(s)'}, 0, P.table_rows - 1))"
     if turn.style == "pairs":
         value = (
             f"let t = {row} * {2 * turn.quads}u + 2u * d;\n"
@@ -234,10 +241,12 @@ def _quad(array: str, dim: int, quads: bool) -> str:
 def _key_quad(name: str, dim: int, form: AttentionForm) -> str:
     """Return `k_quad` or `v_quad`: quad d of key or value t."""
     batch, row = ("", "row_of(t)") if form.paged else (f" + z * P.{name}_batch", "t")
+    in_blocks = form.quads and dim % BLOCK == 0 and (form.k if name == "k" else form.v) is DType.Q8
+    quad = f"x{name}_quad_from(place / {BLOCK}u, d)" if in_blocks else _quad(f"x{name}", dim, form.quads)
     return (
         f"fn {name}_quad(z: u32, head: u32, t: u32, d: u32) -> vec4<f32> {{\n"
         f"  let place = P.{name}_first{batch} + head * P.{name}_head + {row} * P.{name}_row;\n"
-        f"  return {_quad(f'x{name}', dim, form.quads)};\n}}"
+        f"  return {quad};\n}}"
     )
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ..dtypes import DType
+from ..dtypes import BLOCK, DType
+from ..plan.plan import INDEPENDENT
 from ..plan.target import Target
 from ..sizes import cached
 from .attention import AttentionForm, module, workgroup_range
 from .attention_slices import MOST_SLICES, SPARE, RowVectors, Slices
+from .blocks import QUADS, WORDS
 from .wgsl import ELEMENT_BYTES, KernelSpec
 
 MOST_ROWS = 8  # maximum rows of a workgroup
@@ -116,6 +118,8 @@ class Division:
 
 def takes_new(form: AttentionForm, rows: int, sharing: int, target: Target) -> bool:
     """Return True if `rows` can take new keys and values: one workgroup has all rows and enough memory."""
+    if DType.Q8 in (form.k, form.v) and form.dim % BLOCK:
+        return False  # a block would belong to several heads
     if not form.quads or form.key_quads > MOST_QUERY_QUADS or rows > most_rows(form.dim):
         return False
     shared = Division.of(form, rows_of_block(most_rows(form.dim), rows), sharing, target).shared().values()
@@ -142,13 +146,21 @@ def rows(form: AttentionForm, count: int, sharing: int, target: Target) -> Kerne
     cells = [(e, r) for e in range(s.each) for r in range(count)]
     key_loads = [(f"k{e}_{j}", f"key + {e * apart}u", f"min({places[j]}, {n - 1}u)") for e, j in own]
     body += [f"var {k} = vec4<f32>();" for k, _, _ in key_loads]
-    body += ["if (from_ < to) {", *(f"{k} = {_loaded('k', f'from_ * {keys}u', t, d)};" for k, t, d in key_loads), "}"]
+    value_loads = [(f"v{i}_{j}", f"slice + {i * slices.count}u", slices.quad(j)) for i, j in values]
+    first_values = value_loads if s.new_keys and target.resident else []  # before the wait for the queries
+    body += slices.start()
+    body += [f"var {v} = vec4<f32>();" for v, _, _ in first_values]
+    first_loads = [*key_loads, *first_values]
+    body += [
+        "if (from_ < to) {",
+        *(f"{x} = {_loaded(x[0], f'from_ * {keys}u', t, d)};" for x, t, d in first_loads),
+        "}",
+    ]
     ends = [all_rows.vector(v, lambda r: f"seen(min(first + {r}u, last))").replace("f32", "u32") for v in vectors]
     body += [f"let seen{v} = {value};" for v, value in enumerate(ends)]
-    body += [*_staged(s), *slices.start(), "for (var step = from_; step < to; step++) {", f"let base = step * {keys}u;"]
+    body += [*_staged(s), "for (var step = from_; step < to; step++) {", f"let base = step * {keys}u;"]
     body += [f"var dot{e}_{r} = vec4<f32>();" for e, r in cells]
-    value_loads = [(f"v{i}_{j}", f"slice + {i * slices.count}u", slices.quad(j)) for i, j in values]
-    body += [f"var {v} = {_loaded('v', 'base', t, d)};" for v, t, d in value_loads]
+    body += [f"var {v} = {_loaded('v', 'base', t, d)};" for v, t, d in ([] if first_values else value_loads)]
     body += _renewed(s, [*key_loads, *value_loads])
     for j, d in enumerate(places if s.ahead else ()):
         beyond = n % KEY_LANES and j == s.loads - 1
@@ -171,6 +183,7 @@ def rows(form: AttentionForm, count: int, sharing: int, target: Target) -> Kerne
         f"if (slice < {slices.count}u) {{",
         *(line for v in vectors for line in (_weigh(v, slices, keys) if s.early else _weigh_one_by_one(v, s))),
         "}",
+        *(f"{v} = {_loaded('v', f'(step + 1u) * {keys}u', t, d)};" for v, t, d in first_values),
         "}",
         *slices.finish("first"),
     ]
@@ -183,7 +196,8 @@ def _staged(s: Division) -> list[str]:
     if not s.staged:
         return [f"let q_row{r} = q_place(z, head, min(first + {r}u, last));" for r in range(count)]
     query = f"q_turned(place, i % {n}u, row / P.sharing)" if turned else f"q_quad(place, i % {n}u)"
-    lines = [
+    lines = [INDEPENDENT] if s.new_keys else []  # otherwise another dispatch writes the caches
+    lines += [
         f"for (var i = lid; i < {count * n}u; i += WG) {{",
         f"  let row = min(first + i / {n}u, last); let place = q_place(z, head, row);",
         f"  queries[i] = {query};",
@@ -192,23 +206,65 @@ def _staged(s: Division) -> list[str]:
     if s.new_keys:
         key = f"n_turned(place, i % {n}u, s)" if turned else f"n_quad(place, i % {n}u)"
         key, value = _rounded(key, s.form.k), _rounded(f"nv_at4((place >> 2u) + i % {n}u)", s.form.v)
+        stored = {"k": s.form.k, "v": s.form.v}
+        puts = " ".join(f"x{name}_put4(to, {name}4);" for name, dtype in stored.items() if dtype is not DType.Q8)
+        slot, inside, place = _destination(s, "k")
+        put = [
+            *slot,
+            f"  if (split == 0u && {inside}) {{",
+            f"    let to = (({place}) >> 2u) + i % {n}u;",
+            f"    {puts}",
+            "  }",
+        ]
         lines += [
             f"for (var i = WG - 1u - lid; i < P.queries * {n}u; i += WG) {{",  # invocations without a query first
             f"  let s = i / {n}u; let t = start() + s; let place = z * P.new_batch + head * P.k_head + s * P.k_row;",
             f"  let k4 = {key}; let v4 = {value};",
             "  new_k[i] = k4; new_v[i] = v4;",
-            "  if (split == 0u && t < P.keys) {",
-            f"    let to = ((z * P.k_batch + head * P.k_head + t * P.k_row) >> 2u) + i % {n}u;",
-            "    xk_put4(to, k4); xv_put4(to, v4);",
-            "  }",
+            *(put if puts else ()),
             "}",
         ]
+        lines += ["workgroupBarrier();"] if DType.Q8 in stored.values() else []
+        for name, first in (("k", "lid"), ("v", "WG - 1u - lid")):
+            lines += _new_blocks(s, name, first, n) if stored[name] is DType.Q8 else []
     return [*lines, "workgroupBarrier();"]
+
+
+def _destination(s: Division, name: str) -> tuple[list[str], str, str]:
+    """Return lines, the condition on which a cache stores the key or value of position `t`, and its place there."""
+    if s.form.paged:
+        return ["  let slot = new_row();"], "slot >= 0", f"head * P.{name}_head + u32(slot) * P.{name}_row"
+    return [], "t < P.keys", f"z * P.{name}_batch + head * P.{name}_head + t * P.{name}_row"
 
 
 def _rounded(value: str, dtype: DType) -> str:
     """Return the value as read back from a cache of that type."""
     return f"quantizeToF16({value})" if dtype is DType.F16 else value
+
+
+def _new_blocks(s: Division, name: str, first: str, quads: int) -> list[str]:
+    """Return lines that round new keys or values of so many `quads` in workgroup memory as a cache of blocks does.
+
+    They also write them to the cache; an invocation has a block.
+    """
+    each = quads // QUADS
+    at = [f"new_{name}[{QUADS}u * i + {j}u]" for j in range(QUADS)]
+    words = [f"let word{j} = block_word({quad}, lift);" for j, quad in enumerate(at)]
+    slot, inside, place = _destination(s, name)
+    return [
+        f"for (var i = {first}; i < P.queries * {each}u; i += WG) {{",
+        f"  let t = start() + i / {each}u;",
+        f"  let unit = block_unit(block_top({', '.join(at)})); let lift = block_lift(unit);",
+        *(f"  {word}" for word in words),
+        *slot,
+        f"  if (split == 0u && {inside}) {{",
+        f"    let to = ((({place}) >> 5u) + i % {each}u) * {WORDS}u;",
+        f"    x{name}[to] = unit;",
+        *(f"    x{name}[to + {j + 1}u] = word{j};" for j in range(QUADS)),
+        "  }",
+        *(f"  {quad} = block_quad(word{j}, unit);" for j, quad in enumerate(at)),
+        "}",
+    ]
 
 
 def _renewed(s: Division, quads: list[tuple[str, str, str]]) -> list[str]:

@@ -1,18 +1,22 @@
 """Writes of rows [batch, queries, width] into caches [batch, positions, width], in place from a symbolic position on.
 
 A negative position counts as 0, and rows beyond the last position are dropped, so that no write leaves the cache. One
-dispatch writes any number of caches of one shape, in one of three styles:
+dispatch writes any number of caches of one shape, in one of four styles:
 
 - "quads": the width is a multiple of four, and an invocation copies four elements;
+- "blocks": a cache is Q8, and an invocation copies a block;
 - "elements": an invocation copies one element;
 - "words": several elements share a word, so an invocation owns a quad of the cache and replaces elements in it.
 """
 
 from __future__ import annotations
 
-from ..dtypes import DType
+from collections.abc import Sequence
+
+from ..dtypes import BLOCK, DType
 from ..plan.target import Target
 from ..sizes import cached
+from .blocks import QUADS
 from .wgsl import I32, KernelSpec, Storage, build, u32s
 
 _MOVE = """
@@ -38,16 +42,35 @@ _PLACE = """  let e{j} = i * 4u + {j}u; let row{j} = e{j} / P.width; let positio
   any_inside = any_inside || inside{j};"""
 
 
+def unit_of(caches: Sequence[DType]) -> int:
+    """Return the elements that an invocation copies where widths are multiples of them: a quad or a block."""
+    return BLOCK if DType.Q8 in caches else 4
+
+
+def _moves(caches: tuple[DType, ...], unit: int) -> str:
+    """Return lines that copy unit `i` of the values to unit `to` of the caches."""
+    lines = []
+    for n, dtype in enumerate(caches):
+        quads = [f"value{n}_at4({QUADS}u * i + {j}u)" for j in range(QUADS)]
+        if dtype is DType.Q8:
+            lines.append(f"  cache{n}_put_block(to, {', '.join(quads)});")
+        elif unit == BLOCK:
+            lines += [f"  cache{n}_put4({QUADS}u * to + {j}u, {quad});" for j, quad in enumerate(quads)]
+        else:
+            four = "4" if unit == 4 else ""
+            lines.append(f"  cache{n}_put{four}(to, value{n}_at{four}(i));")
+    return "\n".join(lines)
+
+
 @cached(64)
 def write_pages(
-    values: tuple[DType, ...], caches: tuple[DType, ...], lanes: int, page: int, target: Target
+    values: tuple[DType, ...], caches: tuple[DType, ...], unit: int, page: int, target: Target
 ) -> KernelSpec:
     """Write rows [queries, width] into pages [pages, page, width], by the sequence and position of each row.
 
+    An invocation copies a `unit` of elements, and `width` counts these.
     Rows of sequence -1 and positions without a page are not written.
     """
-    four = "4" if lanes == 4 else ""
-    moves = "\n".join(f"  cache{n}_put{four}(to, value{n}_at{four}(i));" for n in range(len(values)))
     body = f"""
   let i = group * WG + lid; let row = i / P.width;
   if (row >= P.queries) {{ return; }}
@@ -57,7 +80,8 @@ def write_pages(
   let found = tables_at(u32(sequence) * P.table_width + u32(position) / {page}u);
   if (found < 0 || u32(found) >= P.pages) {{ return; }}
   let to = (u32(found) * {page}u + u32(position) % {page}u) * P.width + i % P.width;
-{moves}"""
+{_moves(caches, unit)}"""
+    lanes = min(unit, 4)
     reads = {**{f"value{n}": Storage(d, lanes) for n, d in enumerate(values)}, "rows": I32, "tables": I32}
     writes = {f"cache{n}": Storage(d, lanes) for n, d in enumerate(caches)}
     params = u32s("queries", "width", "table_width", "sequences", "pages")
@@ -66,8 +90,8 @@ def write_pages(
 
 @cached(64)
 def write_cache(style: str, values: tuple[DType, ...], caches: tuple[DType, ...], target: Target) -> KernelSpec:
-    """Write rows into caches; `width` counts quads for the style "quads"."""
-    names = range(len(values))
+    """Write rows into caches; `width` counts quads for the style "quads", and blocks for "blocks"."""
+    names, lanes = range(len(values)), 4 if style in ("quads", "blocks") else 1
     if style == "words":
         places = "\n".join(_PLACE.format(j=j) for j in range(4))
         merges = []
@@ -77,13 +101,12 @@ def write_cache(style: str, values: tuple[DType, ...], caches: tuple[DType, ...]
             merges.append(f"  cache{n}_put4(i, v{n});")
         body = _MERGE.format(places=places, merges="\n".join(merges))
     else:
-        four = "4" if style == "quads" else ""
-        body = _MOVE.format(moves="\n".join(f"  cache{n}_put{four}(to, value{n}_at{four}(i));" for n in names))
+        body = _MOVE.format(moves=_moves(caches, {"elements": 1, "quads": 4, "blocks": BLOCK}[style]))
     return build(
         "write_cache",
         body,
         target=target,
-        reads={f"value{n}": Storage(d, 4 if style == "quads" else 1) for n, d in zip(names, values, strict=True)},
+        reads={f"value{n}": Storage(d, lanes) for n, d in zip(names, values, strict=True)},
         writes={f"cache{n}": Storage(d, 1 if style == "elements" else 4) for n, d in zip(names, caches, strict=True)},
         params=[*u32s("batch", "queries", "positions", "width"), ("start", "sym")],
         helpers="fn start() -> u32 { return min(u32(max(sym(P.start), 0)), P.positions); }",

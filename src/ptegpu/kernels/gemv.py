@@ -27,7 +27,6 @@ class Gemv:
     slots: int = 1
     staged: bool = False  # reads `a` from workgroup memory
     digits: bool = False  # stages `a` as ints
-    walks: bool = False  # workgroups continue with further rows, so that each reads `a` once
 
     def load(self, column: str, t: str, weight: str = "") -> str:
         """Return load t of a row of the weight with this suffix."""

@@ -26,21 +26,3 @@ def fill(tokens: DType, target: Target) -> KernelSpec:
         params=u32s("rows", "sequences"),
         workgroup=target.workgroup(64),
     )
-
-
-@cached(8)
-def keep(target: Target) -> KernelSpec:
-    """Keep the tokens after some rows as the latest of the rows' sequences; ignore rows without a sequence."""
-    body = """
-  let i = group * WG + lid;
-  if (i >= P.count) { return; }
-  let row = wanted_at(i);
-  if (row < 0 || u32(row) >= P.rows) { return; }
-  let sequence = rows_at(2u * u32(row));
-  if (sequence >= 0 && u32(sequence) < P.sequences) { latest_put(u32(sequence), tokens_at(i)); }"""
-    reads = {"tokens": I32, "rows": I32, "wanted": I32}
-    writes = {"latest": I32}
-    params = u32s("count", "rows", "sequences")
-    return build(
-        "latest_keep", body, target=target, reads=reads, writes=writes, params=params, workgroup=target.workgroup(64)
-    )

@@ -21,7 +21,7 @@ from .gemv import Gemv, by_subgroups, reduce_lanes
 from .linear_q4_rows import DIGITS, STAGED_HEAD, InputRows, along_k, merged
 from .matmul import GemmForm, module
 from .packing import PARAMS, RAW, WHOLE, Packing, four_of, scale_at, unsigned, word_loader
-from .wgsl import KernelSpec, Storage, u32s
+from .wgsl import I32, KernelSpec, Storage, u32s
 
 AHEAD = 1  # blocks of each row that a lane loads before the first barrier
 
@@ -74,12 +74,7 @@ def gemv(
     a = InputRows(layout, packing, count, blocks, masked, normed)
     walks = [_walk(w, further, a, scale_quads, target) for w in weights]
     partial = walks[0][1]
-    if layout.walks and len(walks) == 1:
-        body = ["let part = 0u;", *a.lines()]
-        body += ["for (var block = group; block < P.blocks; block += P.groups) {", *walks[0][0]]
-        body += ["workgroupBarrier();"] if partial else []
-        body.append("}")
-    elif len(walks) == 1:
+    if len(walks) == 1:
         body = ["let part = group / P.blocks; let block = group % P.blocks;", *walks[0][0]]
     else:
         body, before = ["let part = 0u;"], "0u"
@@ -92,6 +87,7 @@ def gemv(
         shared |= a.memory()
         shared |= {"squares": ("f32", count * layout.lanes * layout.slots)} if normed else {}
     reads = {"a": Storage(DType.F32, 4) if merge else Storage(form.a, 4 if form.a_quads else 1)}
+    reads |= {"rows": I32} if merge and merge.paged else {}
     reads |= {"g": Storage(norm, 4 if form.a_quads else 1)} if norm else {}
     for s, bias in zip(["", *suffixes], (None, *further), strict=True):
         reads[f"b{s}"] = Storage(packing.dtype, raw=RAW[layout.words])
@@ -149,7 +145,6 @@ def _walk(
     quads = elements // 4
     sums = [(m, row.number) for m in range(count) for row in rows]
     by_quads = count == 1 and not layout.digits
-    stages = not (layout.walks and len(weights) == 1 + bool(further))
     body = [
         f"let first = (block * {layout.slots}u + lid / {lanes}u) * {layout.rows}u;",
         *(f"let column{r} = min(first + {r}u, P.n{own} - 1u);" for r in range(layout.rows)),
@@ -160,7 +155,7 @@ def _walk(
         each = [f"{loaded}.{c}" for c in "xyzw"[: layout.words]] if layout.words > 1 else [loaded]
         return [f"let w{row.number}_{i} = {w if layout.digits else unsigned(w, packing)};" for i, w in enumerate(each)]
 
-    staged = a.lines() if stages else []
+    staged = a.lines()
     if layout.digits:  # loads that do not need the row of `a` overlap with its staging
         head = staged[:STAGED_HEAD]
         rounds = range(-(-blocks // lanes))

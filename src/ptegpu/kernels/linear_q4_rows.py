@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .attention import Merge
+from .attention import OWN, Merge, owned
 from .gemv import Gemv
 from .packing import Packing
 from .wgsl import ELEMENT_BYTES
@@ -158,10 +158,12 @@ def along_k(name: str, binding: str, quads: bool, tail: bool, row: str = "0u") -
 def merged(merge: Merge, tail: bool) -> str:
     """Return `x_quad(row, k)`: four elements of a row, merged from parts of an attention, zero beyond K."""
     value = f"merged(((z * P.heads + h / P.sharing) * rows + row_) * {merge.quads + 1}u, quad % {merge.quads}u)"
-    return (
+    own = OWN.format(z="z") if merge.paged else ""
+    text = (
         f"{merge.helpers('a')}\n"
         "fn x_quad(row: u32, k: u32) -> vec4<f32> {\n"
         f"  let quad = min(k, P.k - 4u) >> 2u; let h = quad / {merge.quads}u; let rows = P.queries * P.sharing;\n"
-        "  let z = row / P.queries; let row_ = row % P.queries * P.sharing + h % P.sharing;\n"
+        f"  let z = row / P.queries; let row_ = row % P.queries * P.sharing + h % P.sharing; {own}\n"
         f"  return {f'select(vec4<f32>(), {value}, k < P.k)' if tail else value};\n}}"
     )
+    return owned(text, merge.paged)

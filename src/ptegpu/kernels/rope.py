@@ -10,10 +10,14 @@ An invocation computes four neighbouring elements of an output. The style define
 
 from __future__ import annotations
 
+from typing import Literal
+
 from ..dtypes import DType
 from ..plan.target import Target
 from ..sizes import cached
-from .wgsl import KernelSpec, Storage, build, u32s
+from .wgsl import I32, KernelSpec, Storage, build, u32s
+
+RopeStart = Literal["given", "symbolic", "rows"]  # rows: each has a position of its own
 
 _COS_SIN = {
     "pairs": "let t = s * P.table_row + h * P.table_head + i; return vec2<f32>(cos_at(t), sin_at(t));",
@@ -37,7 +41,7 @@ fn {name}_turn(e: u32) -> f32 {{
   if (d >= P.table_row) {{ return x; }}
   let half = P.table_row / 2u;
   let s = i32(e / P.dim / P.{name}_heads % P.seq);
-  let row = u32(clamp({start} + s, 0, P.table_rows - 1)) * P.table_row;
+  let row = u32(clamp({position}, 0, P.table_rows - 1)) * P.table_row;
   let t = e / P.{name}_batch * P.table_batch + row + d;
   if (d < half) {{ return x * cos_at(t) - {name}_at(e + half) * sin_at(t); }}
   return x * cos_at(t) + {name}_at(e - half) * sin_at(t);
@@ -46,14 +50,15 @@ fn {name}_turn(e: u32) -> f32 {{
 
 
 @cached(64)
-def rope(style: str, xs: tuple[DType, ...], tables: tuple[DType, ...], symbolic: bool, target: Target) -> KernelSpec:
-    """Turn tensors of dtypes `xs` by tables of cos and sin; the start of "halves" may be a symbolic int."""
+def rope(style: str, xs: tuple[DType, ...], tables: tuple[DType, ...], start: RopeStart, target: Target) -> KernelSpec:
+    """Turn tensors of dtypes `xs` by tables of cos and sin; those of "halves" begin at `start` or with each row."""
     names = ["xq", "xk"][: len(xs)]
     params = u32s("dim", "seq", "table_row")
     if style == "halves":
-        params += [("table_rows", "i32"), ("table_batch", "u32"), ("start", "sym" if symbolic else "i32")]
-        start = "sym(P.start)" if symbolic else "P.start"
-        helpers = "".join(_HALF.format(name=n, start=start) for n in names)
+        positions = {"given": "P.start + s", "symbolic": "sym(P.start) + s", "rows": "rows_at(2u * u32(s) + 1u)"}
+        params += [("table_rows", "i32"), ("table_batch", "u32")]
+        params += [] if start == "rows" else [("start", "sym" if start == "symbolic" else "i32")]
+        helpers = "".join(_HALF.format(name=n, position=positions[start]) for n in names)
     else:
         params += u32s("table_head") if style == "pairs" else []
         helpers = _PAIR.format(angle=_COS_SIN[style])
@@ -72,6 +77,7 @@ def rope(style: str, xs: tuple[DType, ...], tables: tuple[DType, ...], symbolic:
     reads = {n: Storage(d, 1 if style == "halves" else 4) for n, d in zip(names, xs, strict=True)} | {
         n: Storage(d) for n, d in zip(("cos", "sin"), tables, strict=False)
     }
+    reads |= {"rows": I32} if start == "rows" else {}
     writes = {f"{n}_out": Storage(d, 4) for n, d in zip(names, xs, strict=True)}
     return build(
         f"rope_{style}", "\n".join(lines), target=target, reads=reads, writes=writes, params=params, helpers=helpers

@@ -11,7 +11,8 @@ A row of logits is split into parts of `P.span` elements, with a workgroup each.
   is a sample of their softmax. The noise is a hash of seed, step and token.
 - `finish` takes the largest of the parts.
 
-`sample_selection.each_row` does all of this for many rows at once, with a workgroup and settings for each row.
+Rows of many sequences have settings of their own: `sample_selection.row_parts` computes the statistics of their parts,
+and `each_row` does the rest with a workgroup per row.
 
 `likelihood` computes the log-probability of a token per row. Log-probabilities are those of the original logits,
 without temperature, penalty or selection.
@@ -58,7 +59,7 @@ def best_memory(lanes: Lanes, *more: str) -> dict[str, tuple[str, int]]:
     return lanes.shared("f32", "tops", *more) | lanes.shared("u32", "places")
 
 
-def _best_of_parts(lanes: Lanes, value: str, token: str) -> str:
+def best_of_parts(lanes: Lanes, value: str, token: str) -> str:
     """Return lines that find `top` and `at` among the parts p, whose words are at `value` and `token`."""
     lines = [
         f"  var top = {LOWEST}; var at = 0x7fffffffu;",
@@ -129,7 +130,7 @@ def statistics(logits: DType, draws: bool, penalised: bool, target: Target) -> K
     )
 
 
-def _raw_total(lanes: Lanes) -> str:
+def raw_total(lanes: Lanes) -> str:
     """Return lines that declare `raw_high` and `raw_total` of a row, from those of its parts."""
     return "\n".join(
         [
@@ -144,14 +145,14 @@ def _raw_total(lanes: Lanes) -> str:
     )
 
 
-_WORD = "fn word(o: u32) -> f32 { return bitcast<f32>(parts_at(o)); }"
+WORD = "fn word(o: u32) -> f32 { return bitcast<f32>(parts_at(o)); }"
 
 
 @cached(64)
 def choose(logits: DType, draws: bool, target: Target) -> KernelSpec:
     """Compute, in one workgroup, the greedy token and its log-probability; with `draws`, a summary and empty bins."""
     lanes = lanes_of(target)
-    body = ["  let lane = lid; let first = 0u;", _best_of_parts(lanes, "p * 5u + 2u", "p * 5u + 4u"), _raw_total(lanes)]
+    body = ["  let lane = lid; let first = 0u;", best_of_parts(lanes, "p * 5u + 2u", "p * 5u + 4u"), raw_total(lanes)]
     if draws:
         body += [
             "  var sum = 0.0;",
@@ -179,7 +180,7 @@ def choose(logits: DType, draws: bool, target: Target) -> KernelSpec:
         params=u32s(*(("parts", "words", "wanted") if draws else ("parts", "length", "base"))),
         workgroup=lanes.workgroup,
         shared=best_memory(lanes, "highs", "raw_sums", *(["sums"] if draws else [])),
-        helpers=_WORD,
+        helpers=WORD,
     )
 
 
@@ -189,7 +190,7 @@ def finish(logits: DType, target: Target) -> KernelSpec:
     lanes = lanes_of(target)
     body = [
         "  let lane = lid;",
-        _best_of_parts(lanes, "p * 2u", "p * 2u + 1u"),
+        best_of_parts(lanes, "p * 2u", "p * 2u + 1u"),
         "  let token = min(at, P.length - 1u);",
         "  if (lid == 0u) { token_put(0u, i32(token)); logprob_put(0u, logits_at(P.base + token) - summary_at(0u)); }",
     ]
@@ -202,7 +203,7 @@ def finish(logits: DType, target: Target) -> KernelSpec:
         params=u32s("parts", "length", "base"),
         workgroup=lanes.workgroup,
         shared=best_memory(lanes),
-        helpers=_WORD,
+        helpers=WORD,
     )
 
 
@@ -212,7 +213,7 @@ def likelihood(logits: DType, target: Target) -> KernelSpec:
     lanes = lanes_of(target)
     body = [
         "  let lane = lid; let first = group * P.parts;",
-        _raw_total(lanes),
+        raw_total(lanes),
         "  if (lid == 0u) { let token = min(u32(tokens_at(group)), P.length - 1u);",
         "    y_put(group, logits_at(group * P.length + token) - raw_high - log(raw_total)); }",
     ]
@@ -225,5 +226,5 @@ def likelihood(logits: DType, target: Target) -> KernelSpec:
         params=u32s("parts", "length"),
         workgroup=lanes.workgroup,
         shared=lanes.shared("f32", "highs", "raw_sums"),
-        helpers=_WORD,
+        helpers=WORD,
     )

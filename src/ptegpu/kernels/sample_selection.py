@@ -1,6 +1,6 @@
 """Radix selection of the least logit to keep, and a draw among the remaining tokens.
 
-Several workgroups compute each digit and the draw for one row; `each_row` has a workgroup per row.
+Several workgroups compute each digit and the draw for one row; of many rows, each has one workgroup in `each_row`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,19 @@ from ..sampling import DRAW, PENALTY, SETTINGS, TOP_K, TOP_P
 from ..sizes import cached
 from .functions import functions
 from .lanes import MAX, SUM, Lanes
-from .sample import BEFORE, TAMED, best, best_memory, lanes_of, part_loop, setting
+from .sample import (
+    BEFORE,
+    PART_WORDS,
+    TAMED,
+    WORD,
+    best,
+    best_memory,
+    best_of_parts,
+    lanes_of,
+    part_loop,
+    raw_total,
+    setting,
+)
 from .wgsl import I32, LOWEST, KernelSpec, Storage, build, u32s
 
 Pick = Literal["none", "given", "share"]  # end of the digit before: none, at a remaining weight, or at top_p of all
@@ -167,30 +179,82 @@ def draw(selects: bool, target: Target) -> KernelSpec:
     )
 
 
+ROW_WORDS = len(SETTINGS) + 2  # settings, flags, and the sequence that the token is kept for
+_CHANGED = "changed(l, i, marks, penalised, relief, penalty, scale)"
+_CHANGE = (
+    TAMED
+    + """
+fn changed(l: f32, i: u32, marks: u32, penalised: bool, relief: f32, penalty: f32, scale: f32) -> f32 {
+  var v = l;
+  if (penalised && ((seen_at(marks + (i >> 5u)) >> (i & 31u)) & 1) == 1) {
+    v = select(v * relief, v * penalty, v < 0.0);
+  }
+  return tamed(v * scale);
+}"""
+)
+_ROW = f"""  let how = u32(settings_at(mine + {len(SETTINGS)}u)); let draws = (how & {DRAW}u) != 0u;
+  let scale = select(1.0, {setting("scale", "mine + ")}, draws);
+  let relief = {setting("relief", "mine + ")}; let penalty = {setting("penalty", "mine + ")};
+  let penalised = (how & {PENALTY}u) != 0u;"""
+
+
 @cached(64)
-def each_row(logits: DType, target: Target) -> KernelSpec:
-    """Compute the token and log-probability of each row of logits."""
+def row_parts(logits: DType, target: Target) -> KernelSpec:
+    """Compute the statistics of each part of each row of logits, changed by the row's settings."""
+    lanes = lanes_of(target)
+    body = [
+        "  let lane = lid; let part = group % P.parts; let own = group / P.parts; let base = own * P.length;",
+        f"  let mine = own * {ROW_WORDS}u; let marks = own * P.words;",
+        _ROW,
+        f"  var top = {LOWEST}; var raw_top = {LOWEST}; var at = 0x7fffffffu;",
+        part_loop(
+            f"let l = logits_at(base + i); let v = {_CHANGED};"
+            f" raw_top = max(raw_top, l); if {BEFORE} {{ top = v; at = i; }}"
+        ),
+        best(lanes),
+        lanes.agree("raw_high", "raw_top", MAX, "highs"),
+        "  var sum = 0.0; var raw_sum = 0.0;",
+        "  for (var i = first + lid; i < end; i += WG) {",
+        "    let l = logits_at(base + i); raw_sum += exp(l - raw_high);",
+        f"    if (draws) {{ sum += exp({_CHANGED} - top); }}",
+        "  }",
+        lanes.agree("raw_total", "raw_sum", SUM, "raw_sums"),
+        lanes.agree("total", "sum", SUM, "sums"),
+        f"  if (lid == 0u) {{ let o = group * {PART_WORDS}u;",
+        "    parts_put(o, bitcast<i32>(raw_high)); parts_put(o + 1u, bitcast<i32>(raw_total));",
+        "    parts_put(o + 2u, bitcast<i32>(top)); parts_put(o + 3u, bitcast<i32>(total));",
+        "    parts_put(o + 4u, i32(at)); }",
+    ]
+    return build(
+        "sample_parts",
+        "\n".join(body),
+        target=target,
+        reads={"logits": Storage(logits), "settings": I32, "seen": I32},
+        writes={"parts": I32},
+        params=u32s("length", "span", "parts", "words"),
+        workgroup=lanes.workgroup,
+        shared=best_memory(lanes, "highs", "raw_sums", "sums"),
+        helpers=f"{functions(_CHANGE)}\n{_CHANGE}",
+    )
+
+
+@cached(64)
+def each_row(logits: DType, keeps: bool, target: Target) -> KernelSpec:
+    """Compute the token and log-probability of each row of logits from its parts; it may keep it for its sequence."""
     room = (target.max_shared_bytes - 4 * BINS - 8) // 24  # maximum invocations
     workgroup = target.team if target.software else max(target.team, target.workgroup(min(1024, room)))
     lanes = Lanes(workgroup, workgroup)
     each, mine = BINS // workgroup, "mine + "
-
+    words = [f"(first + p) * {PART_WORDS}u + {k}u" for k in range(PART_WORDS)]
     walk = "for (var i = lid; i < P.length; i += WG)"
     body = [
-        f"  let lane = lid; let base = group * P.length; let mine = group * {len(SETTINGS) + 1}u;",
-        f"  let how = u32(settings_at(mine + {len(SETTINGS)}u)); let draws = (how & {DRAW}u) != 0u;",
-        f"  let scale = select(1.0, {setting('scale', mine)}, draws);",
-        f"  let relief = {setting('relief', mine)}; let penalty = {setting('penalty', mine)};",
-        f"  let penalised = (how & {PENALTY}u) != 0u; let marks = group * P.words;",
-        f"  var top = {LOWEST}; var raw_top = {LOWEST}; var at = 0x7fffffffu;",
-        f"  {walk} {{ let l = logits_at(base + i); let v = changed(l, i, marks, penalised, relief, penalty, scale);",
-        f"    raw_top = max(raw_top, l); if {BEFORE} {{ top = v; at = i; }} }}",
-        best(lanes),
-        lanes.agree("raw_high", "raw_top", MAX, "highs"),
-        "  var sum = 0.0; var raw_sum = 0.0;",
-        f"  {walk} {{ let l = logits_at(base + i); raw_sum += exp(l - raw_high);",
-        "    sum += exp(changed(l, i, marks, penalised, relief, penalty, scale) - top); }",
-        lanes.agree("raw_total", "raw_sum", SUM, "raw_sums"),
+        f"  let lane = lid; let base = group * P.length; let mine = group * {ROW_WORDS}u; let marks = group * P.words;",
+        "  let first = group * P.parts;",
+        _ROW,
+        best_of_parts(lanes, words[2], words[4]),
+        raw_total(lanes),
+        "  var sum = 0.0;",
+        f"  for (var p = lid; p < P.parts; p += WG) {{ sum += word({words[3]}) * exp(word({words[2]}) - top); }}",
         lanes.agree("total", "sum", SUM, "totals"),
         "  let unit = 2147483648.0 / total; var least = 0u; let highest = top;",
         "  for (var selection = 0u; selection < 2u; selection++) {",
@@ -205,7 +269,7 @@ def each_row(logits: DType, target: Target) -> KernelSpec:
         "        if (lid == 0u) { found[0] = 0u; found[1] = 0u; }",
         "        workgroupBarrier();",
         f"        {walk} {{",
-        "          let v = changed(logits_at(base + i), i, marks, penalised, relief, penalty, scale); let k = key(v);",
+        f"          let l = logits_at(base + i); let v = {_CHANGED}; let k = key(v);",
         "          if ((k & known) == settled && k >= least) {",
         "            let weight = select(1u, u32(exp(v - highest) * unit + 0.5), mass);",
         "            atomicAdd(&bins[(k >> shift) & mask], weight);",
@@ -235,7 +299,7 @@ def each_row(logits: DType, target: Target) -> KernelSpec:
         f"    let low = highest + {setting('floor', mine)};",
         *(f"  {line}" for line in seeded(mine)),
         f"    top = {LOWEST}; at = 0x7fffffffu;",
-        f"    {walk} {{ let x = changed(logits_at(base + i), i, marks, penalised, relief, penalty, scale);",
+        f"    {walk} {{ let l = logits_at(base + i); let x = {_CHANGED};",
         "      if (x >= low && key(x) >= least) {",
         f"        let v = x + noise(mixed(mixed(i ^ seed) + salt)); if {BEFORE} {{ top = v; at = i; }}",
         "      } }",
@@ -243,23 +307,24 @@ def each_row(logits: DType, target: Target) -> KernelSpec:
         "  }",
         "  let token = min(at, P.length - 1u);",
         "  if (lid == 0u) { token_put(group, i32(token));",
-        "    logprob_put(group, logits_at(base + token) - raw_high - log(raw_total)); }",
+        "    logprob_put(group, logits_at(base + token) - raw_high - log(raw_total));",
+        *(
+            [
+                f"    let sequence = settings_at(mine + {len(SETTINGS) + 1}u);",
+                "    if (u32(sequence) < P.sequences) { latest_put(u32(sequence), i32(token)); } }",
+            ]
+            if keeps
+            else ["  }"]
+        ),
     ]
-    changed = (
-        "fn changed(l: f32, i: u32, marks: u32, penalised: bool, relief: f32, penalty: f32, scale: f32) -> f32 {\n"
-        "  var v = l;\n"
-        "  if (penalised && ((seen_at(marks + (i >> 5u)) >> (i & 31u)) & 1) == 1) {\n"
-        "    v = select(v * relief, v * penalty, v < 0.0);\n  }\n"
-        "  return tamed(v * scale);\n}"
-    )
-    helpers = f"{TAMED}\n{changed}\n{KEY_OF}\n{NOISE}"
+    helpers = f"{_CHANGE}\n{KEY_OF}\n{NOISE}\n{WORD}"
     return build(
         "sample_rows",
         "\n".join(body),
         target=target,
-        reads={"logits": Storage(logits), "settings": I32, "seen": I32},
-        writes={"token": I32, "logprob": Storage(DType.F32)},
-        params=u32s("length", "words"),
+        reads={"logits": Storage(logits), "settings": I32, "seen": I32, "parts": I32},
+        writes={"token": I32, "logprob": Storage(DType.F32), **({"latest": I32} if keeps else {})},
+        params=u32s("length", "words", "parts", *(["sequences"] if keeps else [])),
         workgroup=workgroup,
         shared={
             **best_memory(lanes, "highs", "raw_sums", "totals"),

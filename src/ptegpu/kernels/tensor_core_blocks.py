@@ -25,7 +25,7 @@ from .wgsl import KernelSpec, Storage, build, u32s
 
 NEEDS = ("f16 f32 16x16x16", "f16 f32 16x8x8")  # entries that `Target.matrices` must have
 ROWS, SPAN = 16, 8  # rows and elements per row of a block
-SHARE = 4  # rows of a workgroup of `prepare`, which are 64 contiguous bytes
+SHARE = 4  # rows of a workgroup of `prepare`, which are 64 contiguous bytes; one of few rows
 LANES = 32  # invocations of a subgroup
 # Round to f16 by bits, and leave out infinity: drivers optimise away an unpacking of packed numbers.
 NEAR = """fn near(v: vec2<f32>) -> vec2<f32> {
@@ -54,14 +54,17 @@ class BlockSource:
 
 
 @cached(64)
-def prepare(source: BlockSource, target: Target, across: int = 0, exact: bool = False) -> KernelSpec:
+def prepare(
+    source: BlockSource, target: Target, across: int = 0, exact: bool = False, share: int = SHARE
+) -> KernelSpec:
     """Convert rows [sets · M, K] to f16 blocks [sets, M / 16, K / 8, 16, 8], zero beyond K.
 
-    If `exact`, the blocks are [sets, M / 16, 2, K / 8, 16, 8], of the nearest f16 and of the rest. A workgroup has four
-    rows, or, with `across` invocations per row, a block of short rows, in which the last row repeats up to a multiple
-    of 16. The factors that undo the scaling of rows are stored. Rows of each set begin at `first_row` of the blocks.
+    If `exact`, the blocks are [sets, M / 16, 2, K / 8, 16, 8], of the nearest f16 and of the rest. A workgroup has
+    `share` rows, or, with `across` invocations per row, a block of short rows, in which the last row repeats up to a
+    multiple of 16. The factors that undo the scaling of rows are stored. Rows of each set begin at `first_row` of the
+    blocks.
     """
-    share = ROWS if across else SHARE
+    share = ROWS if across else share
     across = across or target.workgroup(256) // share
     live = "live" if source.live else "P.m"
     pairs = [f"v.{half}.{c} * lift" for half in ("low", "high") for c in ("xy", "zw")]
@@ -108,8 +111,7 @@ def prepare(source: BlockSource, target: Target, across: int = 0, exact: bool = 
             *([source.look.replace("ACROSS", f"{across}u")] if source.look else look),
             "top[lid] = most;",
             *agree("max(top[lid], other)"),
-            "let exponent = (bitcast<u32>(top[own]) >> 23u) & 255u;",
-            f"let power = select(127u, clamp({254 + TOP}u - exponent, 1u, 253u), exponent > 0u);",
+            *lifted("top[own]"),
             "lift = bitcast<f32>(power << 23u);",
             "if (first == 0u && place < P.m) { factors_put(P.first_row + row, bitcast<f32>((254u - power) << 23u)); }",
         ]
@@ -134,6 +136,14 @@ def prepare(source: BlockSource, target: Target, across: int = 0, exact: bool = 
         shared={"top": ("f32", across * share)} if source.scaled else {},
         helpers=f"struct Eight {{ low: vec4<f32>, high: vec4<f32> }}\n{source.eight}\n{NEAR if exact else ''}",
     )
+
+
+def lifted(most: str) -> list[str]:
+    """Return lines that declare `power`, the exponent of the factor by which a row with the bound `most` is scaled."""
+    return [
+        f"let exponent = (bitcast<u32>({most}) >> 23u) & 255u;",
+        f"let power = select(127u, clamp({254 + TOP}u - exponent, 1u, 253u), exponent > 0u);",
+    ]
 
 
 def _masked(low: str, high: str) -> str:

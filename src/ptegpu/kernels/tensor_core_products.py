@@ -150,7 +150,7 @@ def multiply(tile: MatrixTile, target: Target, exact: bool = False) -> KernelSpe
     )
 
 
-def _total(scaled: tuple[bool, bool], aligned: bool) -> tuple[dict[str, Storage], str]:
+def total(scaled: tuple[bool, bool], aligned: bool) -> tuple[dict[str, Storage], str]:
     """Return the bindings and WGSL of `total`: four sums over all parts, scaled back for the `scaled` operands."""
     at = "part * P.part_step + z * P.z_step + row * P.width + first + column"
     each = f"a_at4(({at}) / 4u)" if aligned else f"vec4<f32>({', '.join(f'a_at({at} + {j}u)' for j in range(4))})"
@@ -176,7 +176,7 @@ _EACH = [
     "if (i >= P.batch * P.m * quads) { return; }",
     "let column = i % quads * 4u; let row = i / quads % P.m; let z = i / (quads * P.m);",
 ]
-_SUMS = ("parts", "part_step", "z_step", "width")
+SUM_PARAMS = ("parts", "part_step", "z_step", "width")
 
 
 @cached(64)
@@ -186,7 +186,7 @@ def finish(form: GemmForm, scaled: tuple[bool, bool], target: Target, aligned: b
     The sums of several products may be side by side: those of y begin at column `first`, those of its sibling at
     `other`. Sums of successive products of a batch are `z_step` apart, a multiple of four if `aligned`.
     """
-    reads, total = _total(scaled, aligned)
+    reads, sums = total(scaled, aligned)
     beside = form.epilogue is not None and None in form.epilogue.operands
     body = [*_EACH, *(["besides = total(z, row, column, P.other);"] if beside else [])]
     return module(
@@ -195,18 +195,18 @@ def finish(form: GemmForm, scaled: tuple[bool, bool], target: Target, aligned: b
         form,
         target,
         reads=reads,
-        helpers=[total, *(["var<private> besides: vec4<f32>;"] if beside else [])],
-        params=[(n, "u32") for n in (*_SUMS, "first", *(["other"] if beside else []))],
+        helpers=[sums, *(["var<private> besides: vec4<f32>;"] if beside else [])],
+        params=[(n, "u32") for n in (*SUM_PARAMS, "first", *(["other"] if beside else []))],
     )
 
 
 @cached(64)
 def spread(ys: tuple[DType, ...], scaled: tuple[bool, bool], target: Target) -> KernelSpec:
     """Store the sums of several products, which are side by side with a multiple of four columns each."""
-    reads, total = _total(scaled, aligned=True)
+    reads, sums = total(scaled, aligned=True)
     body = [*_EACH, "let v = total(z, row, column, 0u); var at = column;"]
     for k in range(len(ys)):
         body.append(f"if (at < P.n{k}) {{ y{k}_put4((row * P.n{k} + at) / 4u, v); return; }} at -= P.n{k};")
     writes = {f"y{k}": Storage(y, 4) for k, y in enumerate(ys)}
-    params = [(n, "u32") for n in ("batch", "sets", "m", "n", *_SUMS, *(f"n{k}" for k in range(len(ys))))]
-    return build("matrix_finish", body, target=target, reads=reads, writes=writes, params=params, helpers=total)
+    params = [(n, "u32") for n in ("batch", "sets", "m", "n", *SUM_PARAMS, *(f"n{k}" for k in range(len(ys))))]
+    return build("matrix_finish", body, target=target, reads=reads, writes=writes, params=params, helpers=sums)

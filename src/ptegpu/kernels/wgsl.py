@@ -7,7 +7,8 @@ ints are packed four to a word, halves two to a word. Therefore:
 - every read `x` gets `x_at(i)`, element `i` as its compute type (f32 for halves, i32 for 8-bit ints, bool);
 - a read of 4 lanes gets `x_at4(q)`, elements 4q … 4q+3 as a vec4 of the compute type (no `x_at`);
 - a write `y` of 1 lane gets `y_put(i, v)`, which only types that fill a word allow (`writable`);
-- a write of 4 lanes gets `y_put4(q, v)` and takes any dtype.
+- a write of 4 lanes gets `y_put4(q, v)` and takes any dtype;
+- a write of Q8, of any lanes, gets `y_put_block(b, v0, …, v7)` instead (`blocks.py`).
 
 Every module has `P` (the parameters; `P.groups` is always there), `group` (this workgroup's number, folded over two
 grid dimensions), `lid` (the invocation within it), `WG` (workgroup size), and `sym(slot)` if a parameter is symbolic.
@@ -21,6 +22,7 @@ from dataclasses import dataclass
 from ..dtypes import DType
 from ..plan.plan import Access, Feature, Kernel
 from ..plan.target import Target
+from . import blocks
 
 SYM_VECTORS = 64  # vec4s in the uniform of symbolic ints: 256 words
 
@@ -116,6 +118,10 @@ def build(
     shared = shared or {}
     lines: list[str] = []
     access: list[Access] = []
+    if any(s.dtype is DType.Q8 for s in (*reads.values(), *writes.values())):
+        lines.append(blocks.READING)
+    if any(s.dtype is DType.Q8 for s in writes.values()):
+        lines.append(blocks.WRITING)
     for mode, group in (("read", reads), ("read_write", writes)):
         for n, s in group.items():
             element, accessors = _accessors(n, s, target, write=mode == "read_write")
@@ -181,6 +187,8 @@ def _accessors(n: str, s: Storage, target: Target, *, write: bool) -> tuple[str,
     """Return the element type of the binding's array, and functions that load and store elements by dtype."""
     if s.raw:
         return s.raw, []
+    if s.dtype is DType.Q8:
+        return "u32", blocks.accessors(n, s.lanes, write=write)
     d, four = s.dtype, s.lanes == 4
     c, index = COMPUTE[d], "q" if four else "i"
     i = f"{index}: u32"

@@ -61,6 +61,7 @@ class Tokenizer:
             self.decode(self._encode(PROBE))
         self._is_byte_level = "ByteLevel" in str(self._tokenizer.decoder)
         self._added = self._tokenizer.get_added_tokens_decoder()
+        self._bytes: dict[int, bytes | None] = {}  # of tokens that texts contained
         self.config_path = path.with_name(prefix + CONFIG)
         config = read_object(self.config_path, InvalidInput) if self.config_path.exists() else {}
         template = path.with_name(prefix + TEMPLATE)
@@ -130,6 +131,11 @@ class Tokenizer:
 
     def bytes_of(self, token: int) -> bytes | None:
         """Return the bytes of a byte-level token, possibly a part of a character; None for tokens that are text."""
+        if token not in self._bytes:
+            self._bytes[token] = self._bytes_of(token)
+        return self._bytes[token]
+
+    def _bytes_of(self, token: int) -> bytes | None:
         name = self.decode_token(token)
         if byte := BYTE.fullmatch(name):
             return bytes([int(byte[1], 16)])

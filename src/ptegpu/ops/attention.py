@@ -49,7 +49,12 @@ def _start_bounds(a: Mapping[str, Any]) -> list[Bounded]:
 OVER_CACHE = ("custom_sdpa.default", "llama.custom_sdpa.default")
 
 
-@op(*OVER_CACHE, fits="query float, attn_mask any", indexes=_start_bounds, role="attention")
+@op(
+    *OVER_CACHE,
+    fits="query float, key float|q8, value float|q8, attn_mask any",
+    indexes=_start_bounds,
+    role="attention",
+)
 def custom_sdpa(
     query: Tensor,
     key: Tensor,
@@ -81,7 +86,7 @@ WITH_CACHE = ("sdpa_with_kv_cache.default", "llama.sdpa_with_kv_cache.default")
 @op(
     *WITH_CACHE,
     mutates=["key_cache", "value_cache"],
-    fits="query float, attn_mask any",
+    fits="query float, key_cache float|q8, value_cache float|q8, attn_mask any",
     indexes=lambda a: start_bounds(a["key"], a["key_cache"], a["start_pos"]),
     role="attention",
 )

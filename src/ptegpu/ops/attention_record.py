@@ -11,19 +11,20 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from ..dtypes import DType
+from ..dtypes import BLOCK, DType
 from ..errors import ShapeError
 from ..graph.graph import Shape, Sym, Tensor
 from ..kernels import attention_matrices as by_matrices
 from ..kernels import attention_rows as few
 from ..kernels import attention_tiles as by_tiles
 from ..kernels.attention import AttentionForm, Masked, Merge, Turn, merge
-from ..kernels.cache import write_cache
-from ..kernels.rope import rope
+from ..kernels.cache import unit_of, write_cache
+from ..kernels.rope import RopeStart, rope
 from ..kernels.wgsl import store_type, writable
 from ..plan.target import Target
 from ..sizes import largest, smallest
 from . import attention_matrices
+from .paging import PageWrite, Paging
 from .pointwise import broadcast_strides
 from .registry import Dispatch, Scratch, Step, Steps, SymInt, Work
 
@@ -34,6 +35,7 @@ FEW_ROWS = 16  # rows of a key-value head up to which tiles would be mostly empt
 # a multiple of those that keep a GPU busy. See also `packed_gemv.MOST_PARTS`, and of the kernels
 # `attention.AT_ONCE` and `attention_rows.KEYS_EACH`. `python -m benchmarks attention` sweeps them.
 ROWS_PART, TILES_PART = 128, 256
+RESIDENT_PART = 64  # instead of ROWS_PART where dispatches may become one, whose workgroups wait for each other
 OF_ROWS, OF_TILES = 1, 2
 TURNED = 8  # bindings of a kernel that rotates queries and keys itself
 
@@ -57,7 +59,7 @@ class HeadLayout(NamedTuple):
 
     def nbytes(self, x: Tensor) -> int:
         """Return the number of bytes that are read of a tensor."""
-        return self.batch * self.length * self.heads * self.dim * x.dtype.size
+        return x.dtype.nbytes(self.batch * self.length * self.heads * self.dim)
 
     @property
     def quads(self) -> bool:
@@ -102,12 +104,14 @@ class Rotary(Work):
     outs: tuple[Tensor, ...]
     params: Mapping[str, int | Sym]
     seq: int = 1
+    rows: Tensor | None = None  # int32 [S, 2], with the position of each row, for the style "halves"
     label: str = ""
 
     def steps(self, target: Target) -> Steps:
         xs, seq, params = self.xs, self.seq, dict(self.params)
         symbolic = isinstance(params.get("start"), Sym)
-        kernel = rope(self.style, tuple(x.dtype for x in xs), tuple(t.dtype for t in self.tables), symbolic, target)
+        start: RopeStart = "rows" if self.rows else "symbolic" if symbolic else "given"
+        kernel = rope(self.style, tuple(x.dtype for x in xs), tuple(t.dtype for t in self.tables), start, target)
         quads = [-(-x.numel // 4) for x in xs]
         params |= {"dim": xs[0].shape[-1], "seq": xs[0].shape[seq]}
         for name, x, n in zip(("xq", "xk"), xs, quads, strict=False):
@@ -115,7 +119,8 @@ class Rotary(Work):
             if self.style == "halves":
                 params |= {f"{name}_last": max(x.numel - 1, 0), f"{name}_batch": math.prod(x.shape[1:])}
         groups = -(-sum(quads) // kernel.kernel.workgroup)
-        yield Dispatch(kernel, [*xs, *self.tables], self.outs, groups, params, label=self.label)
+        reads = [*xs, *self.tables, *([self.rows] if self.rows else [])]
+        yield Dispatch(kernel, reads, self.outs, groups, params, label=self.label)
 
     @property
     def turn(self) -> Turn | None:
@@ -124,12 +129,14 @@ class Rotary(Work):
         halves, apart = self.style == "halves", self.params.get("table_head") or self.params.get("table_batch")
         if self.seq != 1 or len(self.xs) != 2 or apart or dim % 4 or (halves and width % 8):
             return None
-        return Turn(self.style, (width if halves else dim) // 4, self.tables[0].dtype, self.tables[1].dtype)
+        cos, sin = (t.dtype for t in self.tables)
+        return Turn(self.style, (width if halves else dim) // 4, cos, sin, self.rows is not None)
 
     @property
     def place(self) -> dict[str, int | Sym]:
         """The rows of the tables, as parameters of an attention with a `turn`."""
-        return {"table_rows": self.tables[0].shape[0], "table_start": self.params.get("start", 0)}
+        start = {} if self.rows else {"table_start": self.params.get("start", 0)}
+        return {"table_rows": self.tables[0].shape[0], **start}
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,8 +152,9 @@ class CacheWrite(Work):
         values, caches = self.values, self.caches
         batch, queries, heads, dim = values[0].shape
         positions, width = caches[0].shape[1], heads * dim
-        if width % 4 == 0:
-            style, width = "quads", width // 4
+        unit = unit_of([c.dtype for c in caches])
+        if width % unit == 0:
+            style, width = "blocks" if unit == BLOCK else "quads", width // unit
             units = batch * queries * width
         elif all(writable(c.dtype, target) for c in caches):
             style, units = "elements", batch * queries * width
@@ -155,7 +163,7 @@ class CacheWrite(Work):
         kernel = write_cache(style, tuple(v.dtype for v in values), tuple(c.dtype for c in caches), target)
         params: dict[str, int | float | Sym] = {"batch": batch, "queries": queries, "positions": positions}
         params |= {"width": width, "start": self.start}
-        changed = sum(v.numel * c.dtype.size for v, c in zip(values, caches, strict=True))
+        changed = sum(c.dtype.nbytes(v.numel) for v, c in zip(values, caches, strict=True))
         groups = -(-units // kernel.kernel.workgroup)
         yield Dispatch(kernel, values, caches, groups, params, write_bytes=changed, label=self.label)
 
@@ -165,8 +173,13 @@ class Parts:
     """The running softmaxes of an attention that is split over keys, which the reader of the result merges."""
 
     tensor: Tensor  # (splits, batch, heads, rows, value quads + 1, 4)
+    rows: Tensor | None  # that belong to many sequences
     merge: Merge
     params: Mapping[str, int | float | Sym]
+
+    @property
+    def reads(self) -> list[Tensor]:
+        return [self.tensor, *([self.rows] if self.rows else [])]
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +187,8 @@ class AttentionWork(Work):
     """Attention of the rows of q, which begin at position `start`, to k and v; if `bounded`, up to the last row's key.
 
     `new` are keys and values to be written into k and v from the start on. `rotary` computes q and the new keys. The
-    kernel for few rows does both.
+    kernel for few rows does both. With `paging`, each row of q [1, S, H, D] has a sequence and a position of its own,
+    and k and v are pages.
     """
 
     q: Tensor
@@ -191,6 +205,7 @@ class AttentionWork(Work):
     empty: float = 0.0  # the result where no key is visible
     rotary: Rotary | None = None
     at: tuple[HeadLayout, ...] | None = None  # layouts of q, k, v and y that are read through strides
+    paging: Paging | None = None
     label: str = ""
 
     def steps(self, target: Target) -> Steps:
@@ -201,14 +216,14 @@ class AttentionWork(Work):
             qs = self._places[0]
             groups = -(-qs.batch * qs.length * qs.heads * form.value_quads // kernel.kernel.workgroup)
             params = {**parts.params, **self._places[3].strides("y")}
-            yield Dispatch(kernel, [parts.tensor], [self.y], groups, params, label=self.label)
+            yield Dispatch(kernel, parts.reads, [self.y], groups, params, label=self.label)
 
     def splits(self, target: Target) -> int:
         """Return the maximum number of parts of the result."""
         ks, tiled = self._places[1], self._tiled(target)
         groups = ks.batch * ks.heads * self._blocks(target)
         busy = target.device_class.busy * (OF_TILES if tiled else OF_ROWS)
-        part = TILES_PART if tiled else ROWS_PART
+        part = _part(tiled, target)
         return largest(1, smallest(-(-ks.length // part), busy // groups))  # type: ignore[no-any-return]
 
     def attended(self, target: Target) -> Generator[Step, Any, Parts | None]:
@@ -216,28 +231,36 @@ class AttentionWork(Work):
         if not self.y.numel:
             return None
         plain, tiled, rows, new, rotary = self._form(target), self._tiled(target), self._rows, self.new, self.rotary
+        paging = self.paging
         qs, ks, vs, ys = self._places
         sharing = qs.heads // ks.heads
         takes_new = new and self.bounded and not tiled and new[0].dtype is new[1].dtype
         takes_new = takes_new and few.takes_new(replace(plain, new=plain.k), rows, sharing, target)
-        turns = rotary and takes_new and not self.mask and target.max_storage_buffers >= TURNED
+        takes_new = takes_new and (not paging or (self.k.shape == self.v.shape and paging.single == 1))
+        bindings = TURNED + (2 if paging else 0)
+        turns = rotary and takes_new and not self.mask and target.max_storage_buffers >= bindings
         turn = rotary.turn if rotary and turns else None
         if rotary and not turn:
             yield rotary
         if new and not takes_new:
-            yield CacheWrite(new, (self.k, self.v), self.start, self.label)
+            caches = self.k, self.v
+            yield (
+                PageWrite(new, caches, paging, self.label)
+                if paging
+                else CacheWrite(new, caches, self.start, self.label)
+            )
             new = None
         splits, reads, writes = self.splits(target), [self.q, self.k, self.v], list[Tensor]()
-        shared: dict[str, int | float | Sym] = {"splits": splits, "part": TILES_PART if tiled else ROWS_PART}
+        shared: dict[str, int | float | Sym] = {"splits": splits, "part": _part(tiled, target)}
         shared |= {"keys": ks.length, "queries": qs.length, "sharing": sharing, "heads": ks.heads}
         shared["empty"] = self.empty if ks.length else 0.0
-        shared |= {"start": self.start} if self.bounded else {}
+        shared |= {"start": self.start} if self.bounded and not paging else {}
         params = {**shared, "rows": rows, "blocks": self._blocks(target), "hidden": -math.inf}
         params["scale"] = 1.0 / math.sqrt(qs.dim) if self.scale is None else self.scale
         units = tiled and attention_matrices.serves(plain, self._places, target)
         params |= {} if units else {**qs.strides("q"), **ks.strides("k"), **vs.strides("v")}
         if new:
-            params["new_batch"] = new[0].numel // qs.batch
+            params["new_batch"] = new[0].numel // qs.batch if paging is None else ks.heads * ks.dim
             reads, writes = [self.q, *new], [self.k, self.v]
         if rotary and turn:
             reads = [*rotary.xs, reads[-1], *rotary.tables]
@@ -247,12 +270,16 @@ class AttentionWork(Work):
             reads.append(mask.tensor)
             params |= dict(zip(("mask_batch", "mask_head", "mask_row", "mask_key"), mask.strides, strict=True))
             params |= {"mask_first": mask.first, "fill": mask.fill}
+        if paging:
+            reads += [paging.rows, paging.tables]
+            params |= paging.params(self.k)
         form = replace(plain, split=splits > 1, new=new[0].dtype if new else None, turn=turn)
         result, parts = self.y, None
         if form.split:
             part_quads = ks.batch * ks.heads * rows * (form.value_quads + 1)
             result = yield Scratch((splits, part_quads, 4), DType.F32)
-            parts = Parts(result, Merge(form.value_quads, form.cached), {**shared, "apart": part_quads})
+            merge_form = Merge(form.value_quads, form.cached, form.paged)
+            parts = Parts(result, paging and paging.rows, merge_form, {**shared, "apart": part_quads})
         else:
             params |= ys.strides("y")
         others = sum(x.nbytes for x in reads if x not in (self.q, self.k, self.v))
@@ -266,9 +293,10 @@ class AttentionWork(Work):
             count = few.rows_of_block(few.most_rows(qs.dim), rows)
             kernel = few.rows(form, count, sharing if new else 1, target)
         first = self.start.value if isinstance(self.start, Sym) else self.start
+        first = ks.length - 1 if paging else first  # at most
         pairs, keys = visible(qs.length, ks.length, self.causal, first if self.bounded else None)
         cached = (ks.nbytes(self.k) + vs.nbytes(self.v)) * keys // largest(ks.length, 1)
-        written = sum(x.numel * cache.dtype.size for x, cache in zip(new or (), writes, strict=True))
+        written = sum(cache.dtype.nbytes(x.numel) for x, cache in zip(new or (), writes, strict=True))
         yield Dispatch(
             kernel,
             reads,
@@ -287,9 +315,21 @@ class AttentionWork(Work):
         """The layouts of q, k, v and y."""
         if self.at is not None:
             return self.at
+        if self.paging:
+            return self._paged_places
         q, k, v = (x.shape for x in (self.q, self.k, self.v))
         first = self.heads_first
         return head_layout(q, first), head_layout(k, first), head_layout(v, first), head_layout((*q[:-1], v[-1]), first)
+
+    @property
+    def _paged_places(self) -> tuple[HeadLayout, ...]:
+        """The layouts of q, k, v and y, where each row of q and y is a batch."""
+        assert self.paging
+        qs, ks, vs = (head_layout(x.shape, False) for x in (self.q, self.k, self.v))
+        ys = head_layout((*self.q.shape[:-1], vs.dim), False)
+        q, y = (x._replace(batch=x.length, length=1, by_batch=x.by_row) for x in (qs, ys))
+        k, v = (x._replace(batch=q.batch, length=self.paging.keys) for x in (ks, vs))
+        return q, k, v, y
 
     @property
     def _mask(self) -> Mask | None:
@@ -308,7 +348,7 @@ class AttentionWork(Work):
         """Return True if rows are computed in tiles: these are full enough, and enough of them keep the GPU busy."""
         _, ks, vs, _ = self._places
         fits = vs.dim <= by_tiles.TILE_DIM and target.workgroup(128) == by_tiles.TILE_THREADS
-        if not (self._rows > FEW_ROWS and fits and not target.software):
+        if self.paging or not (self._rows > FEW_ROWS and fits and not target.software):
             return False
         tiles = ks.batch * ks.heads * -(-self._rows // by_tiles.TILE_ROWS) * -(-ks.length // TILES_PART)
         return not 4 * tiles < target.device_class.units
@@ -343,7 +383,15 @@ class AttentionWork(Work):
             cached=self.bounded,
             causal=self.causal,
             split=False,
+            paged=self.paging is not None,
         )
+
+
+def _part(tiled: bool, target: Target) -> int:
+    """Return the number of keys of a part."""
+    if tiled:
+        return TILES_PART
+    return RESIDENT_PART if target.resident else ROWS_PART
 
 
 def visible(queries: int, keys: int, causal: bool, start: int | None) -> tuple[int, int]:

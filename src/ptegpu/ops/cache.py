@@ -32,7 +32,7 @@ WRITE = ("update_cache.default", "llama.update_cache.default")
     *WRITE,
     mutates=["cache"],
     hollow=True,
-    fits="value float",
+    fits="value float, cache float|q8",
     indexes=lambda a: start_bounds(a["value"], a["cache"], a["start_pos"]),
     role="cache",
 )

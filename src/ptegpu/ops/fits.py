@@ -5,7 +5,8 @@
 
 An entry is a parameter's name, its dtype, and its sizes in brackets; dtype and sizes are optional.
 
-- A dtype is `float`, `int`, `number` (float or int), `any`, or one such as `int8`; `a|b` allows both. The name of an
+- A dtype is `float`, `int`, `number` (float or int), `any`, or one such as `int8`; `a|b` allows both, and `float|q8` is
+  for caches, which no program declares as q8 (see `passes/caches.py`). The name of an
   earlier parameter requires the same kind: floats with floats, ints with ints. Without a dtype or an entry, a tensor
   has the dtypes of the first one. The first tensor's dtypes decide where a call runs: the host serves all others.
 - A size is a name, which stands for the same number in all entries, a number, `>=` one of these, or `_` for any size;
@@ -26,7 +27,7 @@ from ..errors import InvalidProgram, ShapeError
 from ..graph.graph import Tensor
 
 WORDS: dict[str, tuple[DType, ...]] = {"float": FLOATS, "int": INTS, "number": NUMBERS, "any": ON_GPU}
-WORDS |= {d.value: (d,) for d in ON_GPU}
+WORDS |= {d.value: (d,) for d in (*ON_GPU, DType.Q8)}
 KINDS = (FLOATS, INTS, (DType.BOOL,))
 _ENTRY = re.compile(r"\s*(?P<name>\w+)\s*(?P<dtype>[\w|]+)?\s*(?:\[(?P<sizes>[^\]]*)\])?\s*(?:,|$)")
 _SIZE = re.compile(r"\.\.\.|_|(>=)?(\w+)")
@@ -114,7 +115,7 @@ def _listed(words: str) -> tuple[DType, ...]:
 
 
 def _words(dtypes: Sequence[DType]) -> str:
-    return " or ".join(d.value for d in dtypes)
+    return " or ".join(d.value for d in dtypes if d is not DType.Q8)
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:

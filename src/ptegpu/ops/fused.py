@@ -22,6 +22,7 @@ from .norm import RmsNorm
 from .pointwise import NAMES, pointwise
 from .product import BoundEpilogue, Product
 from .registry import Dispatch, OpDef, Out, Parameter, Scratch, Steps, is_one
+from .tensor_core_products import ProductChain
 from .walks import Walk, start, strides_of, through
 
 Scalars = dict[str, int | float]
@@ -216,6 +217,19 @@ class AttentionProduct(Fused):
                 yield replace(p, attention=a)
             case _:
                 yield from super().joined(launches)
+
+
+class ChainedProducts(Fused):
+    """Products, each of which multiplies rows that the one before computes, perhaps after a norm."""
+
+    role = ""
+
+    def joined(self, launches: list[Launches]) -> Steps:
+        products = tuple(steps[0] for steps in launches if len(steps) == 1 and isinstance(steps[0], Product))
+        if len(products) == len(launches):
+            yield ProductChain(products)
+        else:
+            yield from super().joined(launches)
 
 
 def repeats(t: Shape, out: Shape) -> bool:

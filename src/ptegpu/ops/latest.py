@@ -1,7 +1,7 @@
 """The latest token of each sequence, kept on the GPU so that a run reads the previous run's choice without a readback.
 
-These operators are ptegpu's own. No exporter writes them; `ptegpu.models.text` puts them around a decoder for many
-sequences.
+This operator is ptegpu's own. No exporter writes it; `ptegpu.models.text` puts it before a decoder for many sequences,
+and after that `sample_rows`, which writes these tokens.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from ..kernels import latest as kernels
 from ..plan.target import Target
 from .registry import Dispatch, Out, Steps, op
 
-FILL, KEEP = "ptegpu.latest.default", "ptegpu.keep_latest.default"
+FILL = "ptegpu.latest.default"
 
 
 @op(FILL, elements=("tokens", "newest"), fits="tokens int32[_, _], rows [_, 2], newest [_]")
@@ -26,14 +26,3 @@ def latest(tokens: Tensor, rows: Tensor, newest: Tensor, *, target: Target) -> S
     params = {"rows": tokens.numel, "sequences": newest.numel}
     if tokens.numel:
         yield Dispatch(kernel, [tokens, rows, newest], [y], groups, params)
-
-
-@op(KEEP, mutates=["newest"], hollow=True, fits="tokens int32[w], rows int32[_, 2], chosen [w], newest [_]")
-def keep_latest(tokens: Tensor, rows: Tensor, chosen: Tensor, newest: Tensor, *, target: Target) -> Steps:
-    """Keep tokens int32 [W] as the latest of the sequences of rows `chosen` [W]; the result is an undefined element."""
-    yield Out((1,))
-    kernel = kernels.keep(target)
-    groups = -(-tokens.numel // kernel.kernel.workgroup)
-    params = {"count": tokens.numel, "rows": rows.shape[0], "sequences": newest.numel}
-    if tokens.numel:
-        yield Dispatch(kernel, [tokens, rows, chosen], [newest], groups, params)

@@ -8,20 +8,22 @@ merge the parts of an attention.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..graph.graph import Sym, Tensor
 from ..kernels import linear_q4 as kernels
+from ..kernels import linear_q4_walks as walking
 from ..kernels.gemv import Gemv, by_subgroups
 from ..kernels.linear_q4_rows import InputRows
+from ..kernels.linear_q4_walks import WalkForm
 from ..kernels.packing import WHOLE
-from ..kernels.wgsl import writable
+from ..kernels.wgsl import ELEMENT_BYTES, KernelSpec, writable
 from ..plan.target import Target
 from ..sizes import ceil, smallest
 from . import tensor_core_products
-from .registry import Dispatch, Steps
+from .registry import Dispatch, Scratch, Step, Steps
 
 if TYPE_CHECKING:
     from .attention_record import AttentionWork, Parts
@@ -31,7 +33,9 @@ if TYPE_CHECKING:
 ROWS = (1, 2, 4, 8)  # row counts of generated kernels
 MAX_ROWS = ROWS[-1]
 FEWEST_LANES = 8
-WALKERS = 4  # workgroups per unit, if they walk over the columns
+WALKED = 65536  # columns from which workgroups stay and walk over them, in dispatches of their own
+WALKERS = 4  # such workgroups per unit
+WALKED_LOADS = 2  # preferred number of loads of a column by a lane
 MOST_PARTS = 16  # maximum parts of an attention that a product merges: every workgroup reads them all
 
 
@@ -47,7 +51,7 @@ GEMVS = (  # by the rows of x and the size (N, K) of the weight; the first choic
     GemvChoice(Gemv(rows=4, lanes=32, words=1, slots=8), when=lambda m, n, k: m > 1 and n >= 8192),
     GemvChoice(Gemv(rows=4, lanes=256, words=1), when=lambda m, n, k: m > 1 and k >= 4096),
     GemvChoice(Gemv(rows=2, lanes=64, words=1, slots=2), when=lambda m, n, k: m > 1),
-    GemvChoice(Gemv(rows=4, lanes=32, slots=8, staged=True, digits=True, walks=True), when=lambda m, n, k: n >= 65536),
+    GemvChoice(Gemv(rows=4, lanes=32, slots=8, staged=True, digits=True), when=lambda m, n, k: n >= 65536),
     GemvChoice(Gemv(rows=4, lanes=64, slots=4, staged=True, digits=True), when=lambda m, n, k: k >= 4096),
     GemvChoice(Gemv(rows=8, lanes=32, slots=8, staged=True, digits=True), when=lambda m, n, k: n >= 12288),
     GemvChoice(Gemv(rows=4, lanes=32, slots=8, staged=True, digits=True), when=lambda m, n, k: n >= 4096),
@@ -121,6 +125,65 @@ def _divided(products: Sequence[Product], pair: bool, normed: bool, target: Targ
     return GemvPlan(gemv, row_blocks, p.k % elements != 0, quads)
 
 
+@dataclass(frozen=True, slots=True)
+class WalkPlan:
+    """The division of one dispatch's work among workgroups that stay and walk over the columns."""
+
+    form: WalkForm
+    launched: int  # upper bound of workgroups
+
+    @staticmethod
+    def of(products: Sequence[Product], pair: bool, normed: bool, target: Target) -> WalkPlan | None:
+        """Return the division; None if workgroups should not stay, or if adapter or weights do not allow it."""
+        p, columns = products[0], sum(q.n for q in products)
+        resident = target.resident
+        if (
+            p.m != 1
+            or (target.software and not resident)
+            or not (resident or (columns >= WALKED and len(products) == 1))
+        ):
+            return None
+        size, packing, row_bytes, workgroup = target.subgroup_size, p.packing, p.b.shape[1], target.workgroup(256)
+        words = math.gcd(row_bytes, 16) // 4 if row_bytes % 4 == 0 else 1
+        elements = words * packing.elements
+        if not target.subgroups or size < walking.SMALLEST_SUBGROUP or size > workgroup or size & (size - 1):
+            return None
+        if elements < 8 or elements // 8 > size or not packing.shares(elements):
+            return None
+        weights = [q.packed for q in products if q.packed]
+        if not target.kept_bytes and any(w.scales.shape[-1] % 4 or w.first % 4 for w in weights):
+            return None
+        blocks, lanes = ceil(p.k, elements), size
+        while lanes < workgroup and lanes * WALKED_LOADS < blocks:
+            lanes *= 2
+        layout = Gemv(walking.COLUMNS, lanes, words, workgroup // lanes)
+        digits = 3 if target.precision == "exact" else 2
+        form = WalkForm(layout, packing, blocks, p.k % elements != 0, digits, size)
+        memory = form.memory(1 + pair, normed).values()
+        if sum(ELEMENT_BYTES[kind] * count for kind, count in memory) > target.max_shared_bytes:
+            return None
+        return WalkPlan(form, resident or WALKERS * target.device_class.busy)
+
+
+def _scale_quads(q: Product, target: Target) -> Generator[Step, Any, tuple[Tensor, dict[str, int]]]:
+    """Return the scales of a weight as quads of four columns, and where these are, in quads.
+
+    Quads of the same columns become neighbours if their copy can be kept between runs.
+    """
+    assert q.packed is not None
+    scales, first, stride = q.packed.scales, q.packed.first, q.packed.scales.shape[-1]
+    sets, groups = ceil(q.n, walking.COLUMNS), math.prod(scales.shape) // stride
+    if not target.kept_bytes or groups == 1:
+        return scales, {"scale_first": first // 4, "scale_set": 1, "scale_step": stride // 4}
+    kernel = walking.by_sets(scales.dtype, target)
+    key = ("scales by sets", scales, first, q.n)
+    quads = yield Scratch((sets, groups, walking.COLUMNS), scales.dtype, key)
+    params = {"sets": sets, "scale_groups": groups, "scale_first": first, "scale_stride": stride, "n": q.n}
+    launched = ceil(sets * groups, kernel.kernel.workgroup)
+    yield Dispatch(kernel, [scales], [quads], launched, params, label=q.label, once=scales.kind == "constant")
+    return quads, {"scale_first": 0, "scale_set": groups, "scale_step": 1}
+
+
 def serves(p: Product, target: Target) -> bool:
     """Return True if the product is computed here."""
     supported = p.packed is not None and p.transposed and p.k > 0 and p.m <= min(MAX_ROWS, target.few_rows)
@@ -128,7 +191,7 @@ def serves(p: Product, target: Target) -> bool:
 
 
 def gemv(p: Product, target: Target) -> Steps:
-    yield GemvGroup((p,)).dispatch(target)
+    yield from GemvGroup((p,)).steps(target)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,11 +206,8 @@ class GemvGroup:
     @property
     def read(self) -> list[Tensor]:
         first, *further = reversed(self.products) if self.pair else self.products
-        activations = [self.parts.tensor if self.parts else first.a]
-        if self.norm:
-            activations = [self.norm.source[0], self.norm.weight]
         operands = [t for q in further for t in (*q.matrix, *q.added)]
-        return [*activations, *first.matrix, *operands, *first.added]
+        return [*self._activations(first), *first.matrix, *operands, *first.added]
 
     @property
     def write(self) -> list[Tensor]:
@@ -161,8 +221,54 @@ class GemvGroup:
         """Return the group with the norm that makes its rows; None if another operand reads the norm's result."""
         return replace(self, norm=norm) if self.read.count(norm.y) == 1 else None
 
-    def dispatch(self, target: Target) -> Dispatch:
+    def steps(self, target: Target) -> Steps:
         first, *further = reversed(self.products) if self.pair else self.products
+        walk = WalkPlan.of([first, *further], self.pair, self.norm is not None, target)
+        yield from self._walked(walk, first, further, target) if walk else self._divided(first, further, target)
+
+    def _walked(self, walk: WalkPlan, first: Product, further: Sequence[Product], target: Target) -> Steps:
+        stored, slots = [first, *(() if self.pair else further)], walk.form.layout.slots
+        kernel = walking.walks(
+            replace(first, alpha=1.0).form(target, quads=False),
+            walk.form,
+            target,
+            tuple(q.bias.dtype if q.bias else None for q in further),
+            self.norm.weight.dtype if self.norm else None,
+            self.parts.merge if self.parts else None,
+        )
+        params: dict[str, int | float | Sym] = {**replace(first, alpha=1.0).params()}
+        params |= {"row_bytes": first.b.shape[1], "group": first.packed.group if first.packed else 1}
+        scales = []
+        for w, q in enumerate([first, *further]):
+            quads, places = yield from _scale_quads(q, target)
+            scales.append(quads)
+            params |= {f"{name}_{w}" if w else name: value for name, value in places.items()}
+        for w, q in enumerate(stored):
+            suffix = f"_{w}" if w else ""
+            params |= {f"n{suffix}": q.n, f"quads{suffix}": ceil(q.n, walking.COLUMNS)}
+        sets = sum(ceil(q.n, walking.COLUMNS) for q in stored)
+        groups = smallest(ceil(sets, slots), walk.launched)
+        params |= {"rounds": ceil(sets, groups * slots)}
+        read = self._activations(first)
+        for q, quads in zip([first, *further], scales, strict=True):
+            read += [q.b, quads, *(q.added if q is not first else ())]
+        yield self._dispatch(kernel, [*read, *first.added], groups, params)
+
+    def _activations(self, first: Product) -> list[Tensor]:
+        if self.norm:
+            return [self.norm.source[0], self.norm.weight]
+        return list(self.parts.reads) if self.parts else [first.a]
+
+    def _dispatch(self, kernel: KernelSpec, read: list[Tensor], groups: int, params: dict[str, Any]) -> Dispatch:
+        params["a_first"] = self.norm.source[1] if self.norm else 0
+        params |= {"eps": self.norm.eps} if self.norm else {}
+        params |= self.parts.params if self.parts else {}
+        labels = [self.norm.label] if self.norm else []
+        label = ", ".join([*labels, *(q.label for q in self.products)])
+        flops = sum(q.flops for q in self.products)
+        return Dispatch(kernel, read, self.write, groups, params, flops=flops, label=label)
+
+    def _divided(self, first: Product, further: Sequence[Product], target: Target) -> Steps:
         s = _divided([first, *further], self.pair, self.norm is not None, target)
         first = replace(first, alpha=1.0 if s.gemv.digits else first.packing.unit)
         kernel = kernels.gemv(
@@ -187,16 +293,7 @@ class GemvGroup:
         params |= {f"scale_stride_{w}": q.scaling["scale_stride"] for w, q in enumerate(further, 1)}
         for w, q in enumerate(stored[1:], 1):
             params |= {f"n_{w}": q.n, f"blocks_{w}": groups[w]}
-        params["a_first"] = self.norm.source[1] if self.norm else 0
-        params |= {"eps": self.norm.eps} if self.norm else {}
-        params |= self.parts.params if self.parts else {}
-        labels = [self.norm.label] if self.norm else []
-        label = ", ".join([*labels, *(q.label for q in self.products)])
-        flops = sum(q.flops for q in self.products)
-        launched = sum(groups)
-        if s.gemv.walks and len(stored) == 1:
-            launched = smallest(launched, WALKERS * target.device_class.busy)
-        return Dispatch(kernel, self.read, self.write, launched, params, flops=flops, label=label)
+        yield self._dispatch(kernel, self.read, sum(groups), params)
 
 
 def _paired(products: Sequence[Product], target: Target) -> GemvGroup | None:
@@ -240,13 +337,15 @@ def siblings(p: Product, target: Target) -> Steps:
         every = [*groups, *(GemvGroup((part,)) for q in rest for part in q.columns(q.y))]
         normed = [g for g in (g.normed(p.norm) for g in every) if g and g.fits(target)]
         if len(normed) == len(every):
-            yield from (g.dispatch(target) for g in normed)
+            for g in normed:
+                yield from g.steps(target)
             return
     norm = p.norm
     if norm and groups:
         yield norm
         norm = None
-    yield from (g.dispatch(target) for g in groups)
+    for g in groups:
+        yield from g.steps(target)
     yield from tensor_core_products.in_order(rest, target, norm)
 
 
@@ -254,10 +353,11 @@ def after_attention(p: Product, attention: AttentionWork, target: Target) -> Ste
     """Compute an attention and the product of its result, which merges the attention's parts if it stages its rows."""
     p = replace(p, attention=None)
     if serves(p, target) and p.m * p.n > 0 and p.k == attention.width and not p.b.parts:
-        staged = attention.quads and _divided([p], False, False, target).gemv.staged
+        walked = WalkPlan.of([p], False, False, target) is not None
+        staged = attention.quads and (walked or _divided([p], False, False, target).gemv.staged)
         if staged and 1 < attention.splits(target) <= MOST_PARTS:
             parts = yield from attention.attended(target)
-            yield GemvGroup((p,), parts=parts).dispatch(target)
+            yield from GemvGroup((p,), parts=parts).steps(target)
             return
     yield attention
     yield p

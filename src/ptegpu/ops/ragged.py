@@ -1,31 +1,30 @@
-"""Attention of rows that belong to many sequences, each at its own position, over paged caches.
+"""Attention and rotary embeddings of rows that belong to many sequences, each at its own position, over paged caches.
 
-This operator is ptegpu's own: no exporter writes it. `compiler/decoding.py` substitutes it for a decoder's attention,
-so one run serves many sequences. A row is (sequence, position); a sequence of -1 marks an unused row. Each sequence
+These operators are ptegpu's own: no exporter writes them. `compiler/decoding.py` substitutes them for a decoder's, so
+one run serves many sequences. A row is (sequence, position); a sequence of -1 marks an unused row. Each sequence
 has a row of `tables`: the pages that hold its positions, -1 where none is allocated yet. Wrong tables never address
 memory outside a cache.
 """
 
 from __future__ import annotations
 
-import math
-
-from ..dtypes import DType
 from ..errors import ShapeError
 from ..graph.graph import Tensor
-from ..kernels import attention_rows as few
-from ..kernels.attention import PAGE, AttentionForm, merge
-from ..kernels.cache import write_pages
-from ..kernels.wgsl import store_type
-from ..plan.target import Target
-from ..sizes import largest, smallest
-from .attention_record import OF_ROWS, ROWS_PART, head_layout
-from .registry import Dispatch, Out, Scratch, Steps, op
+from ..kernels.attention import PAGE
+from .attention_record import AttentionWork, Rotary
+from .paging import Paging
+from .registry import Out, Steps, op
+from .rope import check_pair, check_tables
 
-ATTEND = "ptegpu.attend_pages.default"
+ATTEND, ROTARY_ROWS = "ptegpu.attend_pages.default", "ptegpu.rotary_rows.default"
 
 
-@op(ATTEND, mutates=["key_pages", "value_pages"], fits="query float, rows int32, tables int32")
+@op(
+    ATTEND,
+    mutates=["key_pages", "value_pages"],
+    fits="query float, key_pages float|q8, value_pages float|q8, rows int32, tables int32",
+    role="attention",
+)
 def attend_pages(
     query: Tensor,
     key: Tensor,
@@ -34,62 +33,35 @@ def attend_pages(
     value_pages: Tensor,
     rows: Tensor,
     tables: Tensor,
+    single: int,
     scale: float | None = None,
-    *,
-    target: Target,
 ) -> Steps:
     """Query [1, S, H, D], key and value [1, S, H', D]; pages [N, 16, H', D]; rows int32 [S, 2]; tables int32 [T, B].
 
     Keys and values are written into their pages first; then each row attends to its sequence up to its own position.
+    If `single` is 1, no sequence has more than one row, so that rows need not wait for the keys of others. Otherwise,
+    rows would miss keys.
     """
     _check(query, key, value, key_pages, value_pages, rows, tables)
-    _, count, heads, dim = query.shape
-    pages, _, shared, value_dim = value_pages.shape
-    sharing = heads // shared
-    y = yield Out((1, count, heads, value_dim), query.dtype)
-    if not y.numel:
-        return
-    paging = {"table_width": tables.shape[1], "sequences": tables.shape[0], "pages": pages}
-    width = shared * dim
-    lanes = 4 if width % 4 == 0 and dim == value_dim else 1
-    kernel = write_pages((key.dtype, value.dtype), (key_pages.dtype, value_pages.dtype), lanes, PAGE, target)
-    words = {"queries": count, "width": width // lanes, **paging}
-    groups = -(-count * width // (lanes * kernel.kernel.workgroup))
-    changed = key.numel * key_pages.dtype.size + value.numel * value_pages.dtype.size
-    caches = [key_pages, value_pages]
-    yield Dispatch(kernel, [key, value, rows, tables], caches, groups, words, write_bytes=changed)
-    qs, ks, vs, ys = (head_layout(x.shape, False) for x in (query, key_pages, value_pages, y))
-    quads = all(x.quads for x in (qs, ks, vs, ys))
-    keys = tables.shape[1] * PAGE
-    most = few.most_rows(dim)
-    blocks = -(-sharing // most)
-    enough = target.device_class.busy * OF_ROWS
-    splits = largest(1, smallest(-(-keys // ROWS_PART), enough // (count * shared * blocks)))
-    form = AttentionForm(
-        query.dtype, key_pages.dtype, value_pages.dtype, y.dtype if quads else store_type(y.dtype, target), None, dim,
-        value_dim, quads, cached=True, causal=True, split=splits > 1, paged=True,
-    )  # fmt: skip
-    shares = {"splits": splits, "part": ROWS_PART, "keys": keys, "queries": 1, "sharing": sharing, "heads": shared}
-    shares["empty"] = 0.0
-    params = {**shares, "rows": sharing, "blocks": blocks, "hidden": -math.inf, **paging}
-    params["scale"] = 1.0 / math.sqrt(dim) if scale is None else scale
-    each = {"q": qs._replace(by_batch=qs.by_row), "k": ks, "v": vs, "y": ys._replace(by_batch=ys.by_row)}
-    for name in "qkv":
-        params |= each[name].strides(name)
-    result = y
-    if form.split:
-        apart = count * shared * sharing * (form.value_quads + 1)
-        result = yield Scratch((splits, apart, 4), DType.F32)
-    else:
-        params |= each["y"].strides("y")
-    kernel = few.rows(form, few.rows_of_block(most, sharing), 1, target)
-    flops = 2 * count * heads * keys * (dim + value_dim)  # at most
-    reads = [query, key_pages, value_pages, rows, tables]
-    yield Dispatch(kernel, reads, [result], count * shared * blocks * splits, params, flops=flops)
-    if form.split:
-        kernel = merge(form, target)
-        groups = -(-count * heads * form.value_quads // kernel.kernel.workgroup)
-        yield Dispatch(kernel, [result, rows], [y], groups, {**shares, "apart": apart, **each["y"].strides("y")})
+    y = yield Out((*query.shape[:3], value.shape[3]), query.dtype)
+    paging = Paging(rows, tables, single)
+    yield AttentionWork(
+        query, key_pages, value_pages, y, False, True, None, scale, bounded=True, new=(key, value), paging=paging
+    )
+
+
+@op(ROTARY_ROWS, fits="xq float, rows int32", role="rotary")
+def rotary_rows(xq: Tensor, xk: Tensor, freqs_cos: Tensor, freqs_sin: Tensor, rows: Tensor) -> Steps:
+    """Turn the halves of query and key [1, S, H, D] by the tables' rows at the positions in `rows` int32 [S, 2]."""
+    check_pair(xq, xk)
+    places, width = freqs_cos.shape if freqs_cos.rank == 2 else (0, 0)
+    check_tables(freqs_cos, freqs_sin, places > 0 and width % 2 == 0 and width <= xq.shape[3], xq)
+    if not xq.shape[0] == xk.shape[0] == 1 or rows.shape != (xq.shape[1], 2):
+        raise ShapeError(f"rows {list(rows.shape)} do not fit query {list(xq.shape)} and key {list(xk.shape)}")
+    q_out = yield Out(xq.shape, xq.dtype)
+    k_out = yield Out(xk.shape, xk.dtype)
+    params = {"table_row": width, "table_rows": places, "table_batch": 0}
+    yield Rotary("halves", (xq, xk), (freqs_cos, freqs_sin), (q_out, k_out), params, rows=rows)
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor, keys: Tensor, values: Tensor, rows: Tensor, tables: Tensor) -> None:

@@ -13,7 +13,7 @@ from .registry import Bounded, Out, Steps, SymInt, op
 ROTARY = "et_vk.apply_rotary_emb_hf.default"
 
 
-def _check_pair(xq: Tensor, xk: Tensor, layout: str = "[B, S, H, D]") -> None:
+def check_pair(xq: Tensor, xk: Tensor, layout: str = "[B, S, H, D]") -> None:
     """Raise ShapeError unless query and key have this layout with equal S and D."""
     seq = 1 if layout == "[B, S, H, D]" else 2
     if xq.rank != 4 or xk.rank != 4 or any(xq.shape[k] != xk.shape[k] for k in (seq, 3)):
@@ -21,7 +21,7 @@ def _check_pair(xq: Tensor, xk: Tensor, layout: str = "[B, S, H, D]") -> None:
         raise ShapeError(f"query and key must be {layout} of the same S and D, not {shapes}")
 
 
-def _check_tables(cos: Tensor, sin: Tensor, fits: bool, x: Tensor) -> None:
+def check_tables(cos: Tensor, sin: Tensor, fits: bool, x: Tensor) -> None:
     if cos.shape != sin.shape or not fits:
         tables = f"a table of cosines {list(cos.shape)} and one of sines {list(sin.shape)}"
         raise ShapeError(f"{tables} do not fit {list(x.shape)}")
@@ -30,10 +30,10 @@ def _check_tables(cos: Tensor, sin: Tensor, fits: bool, x: Tensor) -> None:
 @op("et_vk.apply_rotary_emb.default", fits="xq float", role="rotary")
 def apply_rotary_emb(xq: Tensor, xk: Tensor, freqs_cos: Tensor, freqs_sin: Tensor) -> Steps:
     """Turn pairs (x[2i], x[2i+1]) by tables [S, D/2], or [S, H, D/2] if query and key have the same number of heads."""
-    _check_pair(xq, xk)
+    check_pair(xq, xk)
     _, seq, heads, dim = xq.shape
     shapes = [(seq, dim // 2), (seq, heads, dim // 2)][: 2 if heads == xk.shape[2] else 1]
-    _check_tables(freqs_cos, freqs_sin, dim % 2 == 0 and freqs_cos.shape in shapes, xq)
+    check_tables(freqs_cos, freqs_sin, dim % 2 == 0 and freqs_cos.shape in shapes, xq)
     q_out = yield Out(xq.shape, xq.dtype)
     k_out = yield Out(xk.shape, xk.dtype)
     per_head = dim // 2 if freqs_cos.rank == 3 else 0
@@ -59,13 +59,13 @@ def apply_rotary_emb_hf(xq: Tensor, xk: Tensor, freqs_cos: Tensor, freqs_sin: Te
     tables [B, P, R]: the exporter stores the start of a slice there, and batches are not sliced.
     """
     by_batch = freqs_cos.rank == 3
-    _check_pair(xq, xk, "[B, H, S, D]" if by_batch else "[B, S, H, D]")
+    check_pair(xq, xk, "[B, H, S, D]" if by_batch else "[B, S, H, D]")
     batch, seq = xq.shape[0], xq.shape[2 if by_batch else 1]
     first = 0 if isinstance(start_pos, Sym) else start_pos
     tables, rows, width = (1, 0, 0) if freqs_cos.rank not in (2, 3) else (1, *freqs_cos.shape)[-3:]
     shared = tables == 1 or tables == batch == xk.shape[0]
     fits = freqs_cos.rank in (2, 3) and shared and width % 2 == 0 and width <= xq.shape[3]
-    _check_tables(freqs_cos, freqs_sin, fits and 0 <= first <= rows - seq, xq)
+    check_tables(freqs_cos, freqs_sin, fits and 0 <= first <= rows - seq, xq)
     q_out = yield Out(xq.shape, xq.dtype)
     k_out = yield Out(xk.shape, xk.dtype)
     params: dict[str, int | Sym] = {"table_row": width, "table_rows": rows, "start": start_pos}

@@ -13,7 +13,7 @@ from ..errors import ShapeError
 from ..graph.graph import Tensor
 from ..kernels import sample as kernels
 from ..kernels.sample import PART_WORDS
-from ..kernels.sample_selection import BINS, DIGITS, STATE_WORDS, Pick, draw, each_row, select
+from ..kernels.sample_selection import BINS, DIGITS, ROW_WORDS, STATE_WORDS, Pick, draw, each_row, row_parts, select
 from ..plan.target import Target
 from ..sampling import DRAW, PENALTY, SETTINGS, TOP_K, TOP_P
 from ..sizes import largest
@@ -23,6 +23,7 @@ SAMPLE, SCORE, SAMPLE_ROWS = "ptegpu.sample.default", "ptegpu.score.default", "p
 
 EACH = 8  # minimum elements of a part per invocation
 MOST_PARTS = 2  # maximum parts, as a multiple of the workgroups that keep a GPU busy
+MOST_PARTS_OF_ROWS = 16  # the same for many rows, whose parts are long
 
 
 @op(SAMPLE, fits="logits float, settings int32, seen int32")
@@ -119,25 +120,37 @@ def _before(k: int, rounds: list[Round], states: int) -> dict[str, int]:
     return {"old_bins": old * BINS, "old_state": states + old * STATE_WORDS, "old_shift": DIGITS[rounds[old].digit][0]}
 
 
-@op(SAMPLE_ROWS, fits="logits float, settings int32, seen int32")
-def sample_rows(logits: Tensor, settings: Tensor, seen: Tensor, *, target: Target) -> Steps:
+@op(SAMPLE_ROWS, mutates=["newest"], fits="logits float, settings int32, seen int32, newest int32[_]")
+def sample_rows(
+    logits: Tensor, settings: Tensor, seen: Tensor, newest: Tensor | None = None, *, target: Target
+) -> Steps:
     """Choose a token for each row of logits [1, W, V]; return tokens and log-probabilities: (W,) int32, (W,) float32.
 
-    `settings` int32[W, 9] has the settings of `sample` and its flags `how` per row. `seen` [W, words] has bits for rows
-    with PENALTY; it is [W, 0] if no row has it.
+    `settings` int32[W, 10] has the settings of `sample`, its flags `how`, and a sequence per row, whose token becomes
+    the `newest` one of that sequence, unless it is -1, or `newest` is None. `seen` [W, words] has bits for rows with
+    PENALTY; it is [W, 0] if no row has it.
     """
     if logits.rank != 3 or logits.shape[0] != 1 or not logits.shape[2]:
         raise ShapeError(f"logits of {list(logits.shape)} are not [1, W, V]")
-    _, rows, length = logits.shape
+    rows = logits.shape[1]
     words = seen.shape[1] if seen.rank == 2 else -1
-    if settings.shape != (rows, len(SETTINGS) + 1) or words < 0 or seen.shape[0] != rows:
+    if settings.shape != (rows, ROW_WORDS) or words < 0 or seen.shape[0] != rows:
         raise ShapeError(f"settings of {list(settings.shape)}, seen of {list(seen.shape)} do not fit {rows} rows")
     token = yield Out((rows,), DType.I32)
     logprob = yield Out((rows,), DType.F32)
     if not rows:
         return
-    kernel = each_row(logits.dtype, target)
-    yield Dispatch(kernel, [logits, settings, seen], [token, logprob], rows, {"length": length, "words": words})
+    row = _row(logits, rows, target, MOST_PARTS_OF_ROWS)
+    parts, shared = row["parts"], {**_only(row, "length", "parts"), "words": words}
+    statistics = yield Scratch((rows * parts * PART_WORDS,), DType.I32)
+    reads = [logits, settings, seen]
+    params = {**shared, "span": row["span"]}
+    yield Dispatch(row_parts(logits.dtype, target), reads, [statistics], rows * parts, params)
+    results = [token, logprob]
+    if newest is not None:
+        results, shared = [*results, newest], {**shared, "sequences": newest.numel}
+    kernel = each_row(logits.dtype, newest is not None, target)
+    yield Dispatch(kernel, [*reads, statistics], results, rows, shared)
 
 
 @op(SCORE, fits="logits float, tokens int32")
@@ -165,10 +178,10 @@ def _check(logits: Tensor) -> None:
         raise ShapeError(f"logits of {list(logits.shape)} are not [1, V] or [1, S, V]")
 
 
-def _row(logits: Tensor, rows: int, target: Target) -> dict[str, int]:
+def _row(logits: Tensor, rows: int, target: Target, most: int = MOST_PARTS) -> dict[str, int]:
     """Return parameters of rows in parts: their length, elements per part, parts, and the offset of the last rows."""
     length = logits.shape[-1]
-    parts = largest(1, MOST_PARTS * target.device_class.busy // rows)
+    parts = largest(1, most * target.device_class.busy // rows)
     span = largest(EACH * target.team, -(-length // parts))
     return {"length": length, "span": span, "parts": -(-length // span), "base": logits.numel - rows * length}
 

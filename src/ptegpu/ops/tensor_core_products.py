@@ -6,7 +6,7 @@ takes three times as long and is as accurate as f32.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -16,9 +16,10 @@ from ..kernels import tensor_core_blocks
 from ..kernels import tensor_core_products as kernels
 from ..kernels.tensor_core_blocks import LANES, NEEDS, ROWS, SHARE, SPAN, BlockSource
 from ..kernels.tensor_core_products import DEPTH, LARGE, TILES, MatrixTile
+from ..kernels.tensor_core_rows import MOST_EIGHTS, finish_rows
 from ..plan.target import Target
 from ..sizes import ceil, largest, smallest
-from .registry import Dispatch, Scratch, Step, Steps
+from .registry import Dispatch, Scratch, Step, Steps, Work
 
 if TYPE_CHECKING:
     from .norm import RmsNorm
@@ -71,8 +72,9 @@ def _prepare(
     """Return the dispatch that stores m rows of each set as blocks, from row `first_row` on."""
     sets, row_blocks, k_blocks, each = to.blocks.shape
     across = target.workgroup(256) // ROWS if p.window else 0
-    kernel = tensor_core_blocks.prepare(source, target, across, each > ROWS * SPAN)
-    parts = ceil(m, ROWS if across else SHARE)
+    share = ROWS if across else 1 if m <= TILES[-2].rows else SHARE  # more workgroups than a few rows have otherwise
+    kernel = tensor_core_blocks.prepare(source, target, across, each > ROWS * SPAN, share)
+    parts = ceil(m, share)
     params = {"first_row": 0, **params, "m": m, "k": k, "parts": parts, "row_blocks": row_blocks}
     params["k_blocks"] = k_blocks
     return Dispatch(kernel, reads, to.reads, sets * parts, params, label=p.label, once=_constant(reads))
@@ -99,10 +101,17 @@ def _source(p: Product) -> BlockSource:
     return tensor_core_blocks.rows(p.b.dtype, p.k % 4 == 0) if p.transposed else tensor_core_blocks.columns(p.b.dtype)
 
 
-def _multiply(products: Sequence[Product], target: Target, norm: RmsNorm | None = None) -> Steps:
+def _multiply(
+    products: Sequence[Product],
+    target: Target,
+    norm: RmsNorm | None = None,
+    a: RowBlocks | None = None,
+    following: Product | None = None,
+) -> Generator[Step, Any, RowBlocks | None]:
     """Compute products of the same rows at once, and the norm that makes these rows while they become blocks.
 
-    If there are several products, all but the last have whole blocks of columns.
+    If there are several products, all but the last have whole blocks of columns. The rows may be blocks `a` already.
+    With a `following` product, whose rows are the result, return these rows as blocks.
     """
     p, n = products[0], sum(q.n for q in products)
     batch = p.batch
@@ -116,8 +125,9 @@ def _multiply(products: Sequence[Product], target: Target, norm: RmsNorm | None 
             yield norm.row
         source, eps = tensor_core_blocks.rows(norm.x.dtype, p.k % 4 == 0, norm.weight.dtype), {"eps": norm.eps}
         reads, rows_product = [norm.x, norm.weight], replace(rows_product, label=norm.label)
-    a = yield from _allocate(p.matrix_count or batch, p.m, p.k, source.scaled, exact, reads)
-    yield _prepare(source, reads, p.m, p.k, a, rows_product, target, **eps)
+    if a is None:
+        a = yield from _allocate(p.matrix_count or batch, p.m, p.k, source.scaled, exact, reads)
+        yield _prepare(source, reads, p.m, p.k, a, rows_product, target, **eps)
     if p.window:
         b = yield from _allocate(1, n, p.k, p.b.dtype is not DType.F16, exact, [p.b])
         yield from _windows(p, b, target)
@@ -153,9 +163,12 @@ def _multiply(products: Sequence[Product], target: Target, norm: RmsNorm | None 
         kernel = kernels.spread(tuple(q.y.dtype for q in products), scaled, target)
         groups = ceil(p.m * n // 4, kernel.kernel.workgroup)
         yield Dispatch(kernel, reads, [q.y for q in products], groups, words, label=label)
-        return
+        return None
     firsts = [sum(q.n for q in products[:k]) for k in range(len(products))]
     pair = _paired(products)
+    if following:
+        place = {"first": firsts[-1], "z_step": 0} | ({"other": 0} if pair else {})
+        return (yield from _finish_rows(pair or p, following.norm, reads, scaled, steps | place, target))
     for q, first in [(pair, firsts[-1])] if pair else zip(products, firsts, strict=True):
         plain = replace(q, window=None)
         aligned = not p.window or p.n % 4 == 0
@@ -163,6 +176,32 @@ def _multiply(products: Sequence[Product], target: Target, norm: RmsNorm | None 
         groups = ceil(q.batch * q.m * ceil(q.n, 4), kernel.kernel.workgroup)
         place = {"first": first, "z_step": q.n if q.window else height * width} | ({"other": 0} if pair else {})
         yield Dispatch(kernel, [*reads, *q.added], [q.y], groups, q.params(**steps, **place), label=q.label)
+    return None
+
+
+def _finish_rows(
+    q: Product,
+    norm: RmsNorm | None,
+    reads: Sequence[Tensor],
+    scaled: tuple[bool, bool],
+    sums: Mapping[str, int],
+    target: Target,
+) -> Generator[Step, Any, RowBlocks]:
+    """Compute the result of a product from sums, and return it, or its norm, as blocks."""
+    to = yield from _allocate(1, q.m, q.n, True, False, [q.y])
+    threads, weights = _row_threads(q.n, target), [norm.weight] if norm else []
+    form, kind = q.form(target, quads=True), norm.weight.dtype if norm else None
+    kernel = finish_rows(form, scaled, kind, threads, ceil(q.n // 8, threads), target)
+    params = {**q.params(**sums), **({"eps": norm.eps} if norm else {})}
+    label = f"{q.label}, {norm.label}" if norm else q.label
+    groups = to.blocks.shape[1] * ROWS
+    yield Dispatch(kernel, [*reads, *weights, *q.added], [q.y, *to.reads], groups, params, label=label)
+    return to
+
+
+def _row_threads(n: int, target: Target) -> int:
+    """Return the invocations that have a row of n elements."""
+    return min(target.workgroup(1024), 1 << (max(1, n // 8) - 1).bit_length())
 
 
 def _is_plain(p: Product) -> bool:
@@ -184,6 +223,67 @@ def _paired(products: Sequence[Product]) -> Product | None:
 
 def gemm(p: Product, target: Target) -> Steps:
     yield from _multiply([p], target)
+
+
+@dataclass(frozen=True, slots=True)
+class ProductChain(Work):
+    """Products whose rows, perhaps normed, are the results of the products before them."""
+
+    products: tuple[Product, ...]
+    label: str = ""
+
+    def steps(self, target: Target) -> Steps:
+        """Leave few rows as blocks for the next product where matrix units compute both."""
+        blocks: RowBlocks | None = None
+        for p, following in zip(self.products, (*self.products[1:], None), strict=True):
+            joined = following if following and _leads_to(p, following, target) else None
+            if not joined and not blocks:
+                yield p
+                continue
+            if p.attention:
+                yield p.attention
+            blocks = yield from _multiply(_members(p), target, p.norm, blocks, joined)
+
+
+def _members(p: Product) -> list[Product]:
+    return [replace(p, siblings=(), norm=None, attention=None), *p.siblings]
+
+
+def rows_of(p: Product) -> Tensor:
+    """Return the tensor whose rows a product multiplies, before their norm."""
+    return p.norm.x if p.norm else p.a
+
+
+def result_of(p: Product) -> Product | None:
+    """Return the product, or the second one of a pair, that has the only result; None if there are several."""
+    members = _members(p)
+    return members[0] if len(members) == 1 else _paired(members)
+
+
+def _absorbs(p: Product) -> bool:
+    """Return True if nothing but the product needs the result of its norm, if it has one."""
+    return p.norm is None or (p.norm.row is None and not any(p.norm.y is t for q in _members(p) for t in q.added))
+
+
+def _leads_to(p: Product, following: Product, target: Target) -> bool:
+    """Return True if matrix units compute both products, and the first one's few rows can become blocks at once."""
+    q, members = result_of(p), _members(following)
+    if q is None or rows_of(following) is not q.y or not (_absorbs(p) and _absorbs(following)):
+        return False
+    plain = q.batch == 1 and q.y_strides[1:] == (q.n, 1) and q.y_offset == 0 and q.y.dtype is DType.F32
+    if not plain or not isinstance(q.n, int) or q.n % DEPTH or q.n // 8 > MOST_EIGHTS * _row_threads(q.n, target):
+        return False
+    if 7 + len(q.added) > target.max_storage_buffers or not all(rounds(f, target) for f in (*_members(p), *members)):
+        return False
+    if not q.m <= TILES[-2].rows or q.m != members[0].m:
+        return False
+    return in_one(_members(p), target) and in_one(members, target)
+
+
+def in_one(products: Sequence[Product], target: Target) -> bool:
+    """Return True if `in_order` would compute the products at once."""
+    adjoin = all(q.n % ROWS == 0 for q in products[:-1])
+    return adjoin and serves_all(products, target) and _fits(products[0], sum(q.n for q in products), target)
 
 
 def in_order(products: Sequence[Product], target: Target, norm: RmsNorm | None = None) -> Steps:

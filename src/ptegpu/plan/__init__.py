@@ -4,7 +4,17 @@ from typing import TYPE_CHECKING
 
 from ..lazy import lazy
 from .plan import Binding, Buffer, Copy, Family, Input, Kernel, Plan, PlannedDispatch, Port, plain
-from .target import CLASSES, Cache, DeviceClass, Precision, Target, check_cache, check_precision
+from .target import (
+    CACHE_TYPES,
+    CLASSES,
+    Cache,
+    DeviceClass,
+    Persistent,
+    Precision,
+    Target,
+    check_cache,
+    check_precision,
+)
 
 if TYPE_CHECKING:
     from .bundle import Bundle, find_bundle
@@ -37,6 +47,7 @@ _LAZY = {
 __getattr__ = lazy(__name__, {name: module for module, names in _LAZY.items() for name in names})
 
 __all__ = [
+    "CACHE_TYPES",
     "CLASSES",
     "Binding",
     "Buffer",
@@ -55,6 +66,7 @@ __all__ = [
     "Kernel",
     "Move",
     "Operand",
+    "Persistent",
     "Plan",
     "PlannedDispatch",
     "Port",

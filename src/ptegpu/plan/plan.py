@@ -28,6 +28,9 @@ WordKind = Literal["u32", "i32", "f32"]
 ALIGN = 16  # buffer sizes are padded to this, for loads and stores of vec4s
 OFFSET_ALIGN = 256  # of bindings and of parameter blocks, as every adapter and browser accepts
 
+INDEPENDENT = "// independent of earlier stages until here"
+"""A line of a kernel. What comes before it reads only what no dispatch of the plan writes before this kernel."""
+
 OPERATORS = ("add", "sub", "mul", "floordiv", "mod", "div", "min", "max", "ceil", "floor", "lt", "ge", "eq", "ne")
 Row: TypeAlias = tuple[str, int | float, int | float]
 """A number that a runner computes: ("const", n, 0); ("size", input, dimension); ("int", input, 0), the value of an int

@@ -10,13 +10,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from ..dtypes import DType
 from ..errors import InvalidInput
 
 Kind = Literal["discrete", "integrated", "software"]
-Cache = Literal["f32", "f16"]  # the storage type of key-value caches that the program declares as float32
+Cache = Literal["f32", "f16", "q8"]  # the storage type of key-value caches that the program declares as float32
 Precision = Literal[
     "exact", "auto", "fast"
 ]  # whether products may round to f16; auto: if the second operand is f16 or packed
+Persistent = Literal["auto", "on", "off"]  # whether dispatches of a run may become stages of one; auto: on GPUs
+
+CACHE_TYPES: Mapping[Cache, DType] = {"f32": DType.F32, "f16": DType.F16, "q8": DType.Q8}
 
 
 def check_precision(precision: str) -> None:
@@ -26,9 +30,15 @@ def check_precision(precision: str) -> None:
 
 
 def check_cache(cache: str) -> None:
-    """Raise InvalidInput unless `cache` is "f32" or "f16"."""
-    if cache not in ("f32", "f16"):
-        raise InvalidInput(f'invalid cache {cache!r}: expected "f32" or "f16"')
+    """Raise InvalidInput for an unknown type of caches."""
+    if cache not in CACHE_TYPES:
+        raise InvalidInput(f'invalid cache {cache!r}: expected "f32", "f16" or "q8"')
+
+
+def check_persistent(persistent: str) -> None:
+    """Raise InvalidInput unless `persistent` is "auto", "on" or "off"."""
+    if persistent not in ("auto", "on", "off"):
+        raise InvalidInput(f'invalid persistent {persistent!r}: expected "auto", "on" or "off"')
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +86,7 @@ class Target:
     kept_bytes: int = 0  # memory that kernels may use to keep rearranged weights
     few_rows: int = 8  # products of up to this many rows with packed weights have special kernels: fast, but large
     device_class: DeviceClass = CLASSES["discrete"]
+    resident: int = 0  # workgroups of 256 invocations that may wait for each other inside a dispatch; 0: none
 
     @property
     def software(self) -> bool:

@@ -19,8 +19,7 @@ from .arrays import ArrayKind, as_array, assign, check_writable, fits, is_device
 from .signature import MethodSignature
 
 if TYPE_CHECKING:
-    from ..gpu import Device, DeviceTensor, Pending, SharedConstants
-    from ..gpu.buffers import GpuBuffer
+    from ..gpu import Device, DeviceTensor, Pending, Session, SharedConstants
     from ..gpu.checks import Points
     from .runner import Extend, PlanRunner
 
@@ -53,17 +52,17 @@ class MethodRunner:
         extend: Mapping[int, Extend] = MappingProxyType({}),
         points: Points = (),
         progress: Progress = silent,
-        states: Sequence[GpuBuffer] = (),
+        owner: Session | None = None,
     ) -> None:
         """Allocate, upload and compile. `extend` traces plans, by number, for further sizes; `points` are sizes to
-        compile for. `states` are those of another method, which this one uses.
+        compile for. `owner` is the session of another method, whose states this one uses.
         """
         from .runner import PlanRunner
 
         for k, item in enumerate(self.items):
             if isinstance(item, Run):
                 plan, extender = self.compiled.plans[item.plan], extend.get(item.plan)
-                self.runners[k] = PlanRunner(plan, device, constants, extender, points, progress, states)
+                self.runners[k] = PlanRunner(plan, device, constants, extender, points, progress, owner)
         if len(self.items) > 1:
             arguments = set(self.compiled.given)
             for k, runner in self.runners.items():  # plans of every call, checked before one changes a state
@@ -145,9 +144,9 @@ class MethodRunner:
         return False
 
     @property
-    def states(self) -> Sequence[GpuBuffer]:
-        """The states of a method that is `in_one_plan`, on the device."""
-        return self.runners[0].session.states
+    def session(self) -> Session:
+        """The session of a method that is `in_one_plan`."""
+        return self.runners[0].session
 
     def start(self, arguments: Sequence[Any], hold: bool = False, read: bool = True) -> Running:
         """Run a method that is `in_one_plan` without waiting; arguments may be outputs of the last run."""

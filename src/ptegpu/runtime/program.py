@@ -15,7 +15,7 @@ from ..limits import Budget, Limits
 from ..plan import Bundle, find_bundle
 from ..plan.method import CompiledMethod
 from ..plan.plan import Plan
-from ..plan.target import Cache, Precision, Target, check_cache, check_precision
+from ..plan.target import Cache, Persistent, Precision, Target, check_cache, check_persistent, check_precision
 from ..printing import shown
 from ..progress import Progress, silent
 from .arrays import detach_from_file
@@ -38,7 +38,8 @@ class LoadOptions:
     device: str | int | Device = "auto"  # "auto", an adapter's index, part of its name, or an open device
     engine: Engine = "auto"  # GPU backend: "wgpu", "dawn"
     precision: Precision = "auto"  # products may round to f16: "exact" never, "fast" always
-    cache: Cache = "f32"  # element type of key-value caches: "f16"
+    cache: Cache = "f32"  # element type of key-value caches: "f16", "q8"
+    persistent: Persistent = "auto"  # dispatches of a run may become one: "on" also on software adapters, "off" never
     limits: Limits | None = None  # None: the defaults
     progress: Progress = silent  # perhaps called from another thread
 
@@ -59,12 +60,17 @@ class LoadOptions:
             check_engine(self.engine)
         check_precision(self.precision)
         check_cache(self.cache)
+        check_persistent(self.persistent)
 
     def open(self) -> tuple[Device, Target]:
         """Open the device; return it and the target to plan for."""
         from ..gpu import Device, open_device
 
-        device = self.device if isinstance(self.device, Device) else open_device(self.device, engine=self.engine)
+        if isinstance(self.device, Device):
+            device = self.device
+            device.check_persistent(self.persistent)
+        else:
+            device = open_device(self.device, engine=self.engine, persistent=self.persistent)
         return device, replace(device.target, precision=self.precision, cache=self.cache)
 
 
@@ -79,6 +85,7 @@ def load(
     engine: Engine = "auto",
     precision: Precision = "auto",
     cache: Cache = "f32",
+    persistent: Persistent = "auto",
     methods: str | Iterable[str] | None = None,
     append: Mapping[str, Append] | None = None,
     sizes: Sizes | None = None,
@@ -94,17 +101,19 @@ def load(
     or mappings from key to bytes, with constants that live outside the program. `device` is "auto", an adapter's index,
     or part of its name (`ptegpu doctor` lists them). `engine` is the GPU backend, "wgpu" or "dawn"; docs/engines.md
     explains "auto". `precision` controls whether products may round their operands to f16: "exact" never, "fast"
-    always, also in attention, "auto" if their weights are quantized or f16. `cache="f16"` stores key-value caches in
-    half precision instead of float32. `methods` selects the methods to load. `append` adds operator calls to methods,
-    by name: see `append.py`. `sizes` and `points` are the sizes to plan for: see `ptegpu.compile`. Kernels for the
-    points in `first` compile during the upload of weights, kernels for other sizes when they are first needed. `beside`
-    is a program of the same file and data; this one shares its device and constants and does not read the file again.
-    `limits` bounds what the program may consume: see docs/limits.md. `progress` is called with a phase, the amount
-    done, and the total, possibly from another thread.
+    always, also in attention, "auto" if their weights are quantized or f16. `cache` is the type in which key-value
+    caches are stored: "f32", "f16", or "q8", which takes 9 bits for an element. `persistent` controls whether
+    dispatches of a run become stages of a single one: "off" never, "on" also on software adapters; docs/engines.md
+    explains "auto". `methods` selects the methods to load.
+    `append` adds operator calls to methods, by name: see `append.py`. `sizes` and `points` are the sizes to plan for:
+    see `ptegpu.compile`. Kernels for the points in `first` compile during the upload of weights, kernels for other
+    sizes when they are first needed. `beside` is a program of the same file and data; this one shares its device and
+    constants and does not read the file again. `limits` bounds what the program may consume: see docs/limits.md.
+    `progress` is called with a phase, the amount done, and the total, possibly from another thread.
 
     A bundle without plans for the GPU runs on the host, and opens no device unless `device` or `engine` names one.
     """
-    options = LoadOptions(device, engine, precision, cache, limits, progress)
+    options = LoadOptions(device, engine, precision, cache, persistent, limits, progress)
     return open_program(
         path, options, data, methods=methods, append=append, sizes=sizes, points=points, first=first, beside=beside
     )
@@ -238,8 +247,8 @@ class Program:
 
                     extend = {k: extender(p) for k, p in planners.items()}
                     points = first.get(name, ())
-                    lent = () if states is None else states._method.states
-                    method.open(self.device, self._shared.constants, extend, points, options.progress, lent)
+                    owner = None if states is None else states._method.session
+                    method.open(self.device, self._shared.constants, extend, points, options.progress, owner)
                 else:
                     method.reset()
                 detach_from_file(method.compiled, planners.values())

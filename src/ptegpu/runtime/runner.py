@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -22,9 +22,6 @@ from ..plan.device_arrays import value_range
 from ..plan.numbers import compile_rows
 from ..plan.plan import VALUES, Bound, Expr, Number, Plan, plain
 from ..progress import Progress, silent
-
-if TYPE_CHECKING:
-    from ..gpu.buffers import GpuBuffer
 
 # From shapes and elements to a plan for them.
 Extend: TypeAlias = Callable[[Sequence[Any], Callable[[int, int], int]], Plan]
@@ -54,14 +51,14 @@ class PlanRunner:
         extend: Extend | None = None,
         points: Points = (),
         progress: Progress = silent,
-        states: Sequence[GpuBuffer] = (),
+        owner: Session | None = None,
     ) -> None:
         self.device, self._extend = device, extend
         self.extended = 0  # number of extensions of the plan
         self._early: IndexBounds | None = None
         self._bounds: tuple[RecordedSteps, IndexBounds] | None = None  # at the sizes of the last run
         self._take(plan)
-        self.session = Session(device, constants, states)
+        self.session = Session(device, constants, owner)
         self.loaded = self.session.prepare(plan, points, progress)
 
     def run(self, inputs: Sequence[Argument], read: Sequence[int] | None = None) -> list[Argument]:

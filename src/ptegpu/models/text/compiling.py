@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from ...dtypes import BLOCK, DType
 from ...errors import UnsupportedProgram
 from ...format import ProgramFile
-from ...plan import Bundle, Var
+from ...plan import CACHE_TYPES, Bundle, Cache, Var
 from ...sampling import MODES, PENALTY, words_of
 from ..card import Card
 from ..kinds import Additions
@@ -66,12 +67,12 @@ def serving_plans(file: ProgramFile, card: Card, sizes: ServeSizes, targets: Seq
     rows = min(sizes.rows, signature.chunk)
     sequences = min(sizes.sequences, rows)
     limit = min(min(t.max_binding_bytes, t.max_buffer_bytes) for t in targets)
-    half = any(t.cache == "f16" for t in targets)
+    widest = max((t.cache for t in targets), key=lambda cache: CACHE_TYPES[cache].nbytes(BLOCK))
     pages = 0
 
     def count(page_sizes: Sequence[int]) -> int:
         nonlocal pages
-        pages = pages_of(signature, sequences, page_sizes, sizes.memory, limit, half)
+        pages = pages_of(signature, sequences, page_sizes, sizes.memory, limit, widest)
         return pages
 
     def limits(tail: Tail) -> None:
@@ -114,16 +115,20 @@ def verifying_points(signature: TextSignature) -> list[dict[str, int]]:
 
 
 def serving_points(signature: TextSignature, rows: int, sequences: int) -> list[dict[str, int]]:
-    """Return the sizes to plan for: every number of rows and of sampled rows, with and without a penalty."""
+    """Return the sizes to plan for: every number of rows and of sampled rows, with and without a penalty.
+
+    If all rows are sampled, each belongs to another sequence, or some are proposals.
+    """
     words = words_of(signature.vocabulary)
     sizes = [(n, sampled) for n in range(1, rows + 1) for sampled in {1, min(n, sequences)}]
     sizes += [(n, sampled) for sampled in range(1, sequences + 1) for n in {sampled, rows}]
 
-    def point(n: int, sampled: int, words: int) -> dict[str, int]:
+    def point(n: int, sampled: int, words: int, single: int) -> dict[str, int]:
         counts = {f"{name}[0]": sampled for name in ("wanted", "settings", "seen")}
-        return {"input 0[1]": n, "rows[0]": n, "seen[1]": words, **counts}
+        return {"input 0[1]": n, "rows[0]": n, "seen[1]": words, "single": single, **counts}
 
-    return [point(n, sampled, seen_words) for seen_words in (0, words) for n, sampled in sizes]
+    singles = [(n, sampled, single) for n, sampled in sizes for single in {int(n == sampled), int(n == sampled == 1)}]
+    return [point(n, sampled, seen_words, single) for seen_words in (0, words) for n, sampled, single in singles]
 
 
 def check_chunk(signature: TextSignature) -> None:
@@ -154,15 +159,15 @@ def width_of(signature: TextSignature) -> int:
 
 
 def pages_of(
-    signature: TextSignature, sequences: int, sizes: Sequence[int], memory: int | None, limit: int, half: bool
+    signature: TextSignature, sequences: int, sizes: Sequence[int], memory: int | None, limit: int, cache: Cache
 ) -> int:
     """Return the number of pages: all that the sequences can use, if memory permits, but at least one full context.
 
-    `sizes` are the bytes of a page of each cache in float32; `half` caches take half of that. A cache has at most
-    `limit` bytes.
+    `sizes` are the bytes of a page of each cache in float32; `cache` is the type in which they are stored. A cache has
+    at most `limit` bytes.
     """
-    parts = 2 if half else 1
+    share, of = CACHE_TYPES[cache].nbytes(BLOCK), DType.F32.nbytes(BLOCK)
     count = sequences * width_of(signature)
     if memory is not None:
-        count = min(count, memory * parts // sum(sizes))
-    return max(width_of(signature), min(count, limit * parts // max(sizes)))
+        count = min(count, memory * of // (share * sum(sizes)))
+    return max(width_of(signature), min(count, limit * of // (share * max(sizes))))

@@ -37,8 +37,8 @@ class LanguageModel(Prompts):
     `options` are `LoadOptions`, or a device; `more` are their fields by name. The tokenizer is searched for beside the
     model (`NAME.tokenizer.json`, `tokenizer.json`), or given as a file or folder. Without one, prompts are lists of
     tokens. `data` is one or several `.ptd` files. `chunk` is how many tokens of a prompt run at once. With the option
-    `cache="f16"`, long contexts are faster. `draft` is a smaller model of the same vocabulary, whose tokens this one
-    verifies; then speculation is "auto" by default (docs/generate.md).
+    `cache="f16"` or `"q8"`, long contexts are faster and take less memory. `draft` is a smaller model of the same
+    vocabulary, whose tokens this one verifies; then speculation is "auto" by default (docs/generate.md).
     """
 
     def __init__(

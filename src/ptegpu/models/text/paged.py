@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,7 @@ from .compiling import SERVE, bundle_limits, check_chunk, pages_of, serving_of, 
 from .draft import sources
 from .engine import Results
 from .pages import Pages
-from .sampling import SampledRow, Sampling, row_operands
+from .sampling import NO_SEQUENCE, SampledRow, Sampling, row_operands
 from .schedule import PlannedRun, Scheduler
 from .signature import METHOD, TextSignature
 from .speculation import MOST, Source
@@ -75,7 +75,7 @@ class PagedRunner:
                 if budget is None and free is not None:
                     budget = max(0, free - (source.nbytes + _bytes_of(data) if shares is None else 0)) // SHARE
                 limit = min(device.target.max_binding_bytes, device.target.max_buffer_bytes)
-                pages = pages_of(signature, slots, sizes, budget, limit, options.cache == "f16")
+                pages = pages_of(signature, slots, sizes, budget, limit, options.cache)
                 return pages
 
             points = serving_points(signature, max_rows, sampled)
@@ -94,32 +94,31 @@ class PagedRunner:
         self.draft: SequentialRunner | None = None  # a smaller model that proposes tokens for a single text
         self._signature = signature
         self._tables = np.full((slots, width_of(signature)), -1, np.int32)
-        self._pages: list[list[int]] = [[] for _ in range(slots)]  # in the tables
         running = min(sequences, slots, max_rows)
         self.scheduler = Scheduler(
             Pages(pages, PAGE), signature.context, running, max_rows, prefill_rows, queue, sampled
         )
 
     def start(self, run: PlannedRun) -> Results:
-        for request in run.requests:
-            if self._pages[request.slot] != request.pages:
-                self._pages[request.slot] = list(request.pages)
-                self._tables[request.slot, : len(request.pages)] = request.pages
-        count = len(run.sample_rows)
-        sampled = zip(run.sample_requests, run.steps, run.proposals)
-        rows = (SampledRow(request.sampler, step, request.tokens, proposals) for request, step, proposals in sampled)
-        settings, seen_bits = row_operands(rows, self._signature.vocabulary)
-        sample_rows = np.array(run.sample_rows or [0], np.int32)  # one at least
-        tokens = np.array([run.tokens], self._signature.tokens.numpy)
-        call = start(
-            self.method, [tokens, np.array(run.rows, np.int32), self._tables, sample_rows, settings, seen_bits]
-        )
+        call, count = start(self.method, self.arguments(run)), len(run.sample_rows)
 
         def results() -> tuple[list[int], list[float]]:
             tokens, logprobs = call.result()[:2]
             return tokens.tolist()[:count], logprobs.tolist()[:count]
 
         return results
+
+    def arguments(self, run: PlannedRun) -> list[Any]:
+        """Return the inputs of the method for a run."""
+        for request in run.requests:
+            if request.moved:
+                self._tables[request.slot, : len(request.pages)] = request.pages
+                request.moved = False
+        settings, seen_bits = row_operands(_sampled_rows(run), self._signature.vocabulary)
+        sample_rows = np.array(run.sample_rows or [0], np.int32)  # one at least
+        tokens = np.array([run.tokens], self._signature.tokens.numpy)
+        single = int(len(run.sample_rows) == len(run.rows) and not run.verified)  # only proposals are sampled rows too
+        return [tokens, np.array(run.rows, np.int32), self._tables, sample_rows, settings, seen_bits, single]
 
     def refusal_to_verify(self) -> str:
         if self.scheduler.sampled > 1:
@@ -136,6 +135,13 @@ class PagedRunner:
         if self.draft is not None:
             self.draft.close()
         self.program.close()
+
+
+def _sampled_rows(run: PlannedRun) -> Iterator[SampledRow]:
+    """List the sampled rows of a run. The host knows the tokens after proposals before the next run of the text."""
+    for request, step, proposals in zip(run.sample_requests, run.steps, run.proposals):
+        sequence = NO_SEQUENCE if request in run.verified else request.slot
+        yield SampledRow(request.sampler, step, request.tokens, proposals, sequence)
 
 
 def _bytes_of(*files: Any) -> int:

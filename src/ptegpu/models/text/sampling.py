@@ -15,9 +15,10 @@ from ...errors import InvalidInput
 from ...sampling import DRAW, GREEDY, PENALTY, SETTINGS, TOP_K, TOP_P, words_of
 
 SEEDS = 1 << 32
-pack_step = struct.Struct("<I").pack
+pack_step, pack_row = struct.Struct("<I").pack, struct.Struct("<Iii").pack
 LARGEST = 3.4e38  # within float32
-UNUSED = bytes(4 * (len(SETTINGS) + 1))  # settings of a row whose token is not used
+NO_SEQUENCE = -1  # of a row whose token no later run takes from the GPU
+UNUSED = struct.pack(f"<{len(SETTINGS) + 1}ii", *(len(SETTINGS) + 1) * [0], NO_SEQUENCE)  # if there are no rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +70,9 @@ class Sampling:
         """Return the settings operand of the sampling operator, int32[8], for the `step`-th token."""
         return np.frombuffer(self._constant + pack_step(step), np.int32)
 
-    def row(self, step: int) -> bytes:
-        """Return the settings and the flags as one of several rows."""
-        return self._constant + struct.pack("<Ii", step, self.flags)
+    def row(self, step: int, sequence: int) -> bytes:
+        """Return the settings, the flags and the sequence of one of several rows."""
+        return self._constant + pack_row(step, self.flags, sequence)
 
 
 class Sampler:
@@ -100,12 +101,13 @@ NO_SAMPLING = np.zeros(len(SETTINGS), np.int32), np.zeros(1, np.int32), 0  # ope
 
 
 class SampledRow(NamedTuple):
-    """A row after which a token is chosen: the sampler, the number of the token, the text, and proposals after it."""
+    """A row after which a token is chosen, the `step`-th of the text; it becomes the latest token of the sequence."""
 
     sampler: Sampler
     step: int
     text: Sequence[int]
-    proposals: Sequence[int] = ()
+    proposals: Sequence[int] = ()  # after the text
+    sequence: int = NO_SEQUENCE
 
 
 def row_operands(rows: Iterable[SampledRow], vocabulary: int) -> tuple[np.ndarray, np.ndarray]:
@@ -114,11 +116,13 @@ def row_operands(rows: Iterable[SampledRow], vocabulary: int) -> tuple[np.ndarra
     There is at least one row of settings. Rows of seen tokens are empty if no sampler has a penalty.
     """
     rows = list(rows)
-    settings = np.frombuffer(b"".join(row.sampler.sampling.row(row.step) for row in rows) or UNUSED, np.int32)
+    settings = np.frombuffer(
+        b"".join(row.sampler.sampling.row(row.step, row.sequence) for row in rows) or UNUSED, np.int32
+    )
     settings = settings.reshape(max(1, len(rows)), -1)
     penalised = any(row.sampler.penalises for row in rows)
     bits = np.zeros((len(settings), words_of(vocabulary) if penalised else 0), np.int32)
-    for k, (sampler, _, text, proposals) in enumerate(rows):
+    for k, (sampler, _, text, proposals, _) in enumerate(rows):
         if sampler.penalises:
             bits[k] = sampler.seen_bits(text)
             _mark(bits[k], proposals)

@@ -64,6 +64,7 @@ class TextRequest:
     reused: int = field(default=0, init=False)  # tokens of the prompt that were in the cache at the start
     verifying: bool = field(default=False, init=False)  # a started run has rows for proposals
     pages: list[int] = field(default_factory=list, init=False)
+    moved: bool = field(default=True, init=False)  # its pages are others than the runner knows
     registered: int = field(default=0, init=False)  # pages that are registered for reuse
     slot: int = field(default=-1, init=False)
     turn: tuple[int, int] = field(default=(0, 0), init=False)  # smaller is older
@@ -261,7 +262,7 @@ class Scheduler:
             return None
         del self.waiting[0]
         request.pages += [self.pages.allocate() for _ in range(missing)]
-        request.slot, request.state = self._slots.pop(), "running"
+        request.slot, request.state, request.moved = self._slots.pop(), "running", True
         if not request.preempted:
             request.reused = request.computed
         self._turn = max(self._turn, request.turn[0])
@@ -304,6 +305,7 @@ class Scheduler:
         first, count = request.computed, choice.number
         while len(request.pages) * self.pages.size < first + count:
             request.pages.append(self.pages.allocate())
+            request.moved = True
         row, sampled = len(run.rows), len(run.sample_rows)
         run.verified[request] = PlannedProposals(choice, row, sampled)
         run.tokens += [0] * count
@@ -334,8 +336,9 @@ class Scheduler:
     def _register(self, request: TextRequest) -> None:
         """Register the pages that are full now; not earlier, because runs do not write registered pages."""
         for k in range(request.registered, min(request.computed, len(request.tokens)) // self.pages.size):
-            request.pages[k] = self.pages.deduplicate(request.pages[k], *self._key(request, k))
-            request.registered = k + 1
+            page = self.pages.deduplicate(request.pages[k], *self._key(request, k))
+            request.moved |= page != request.pages[k]
+            request.pages[k], request.registered = page, k + 1
 
     def _key(self, request: TextRequest, k: int) -> tuple[int, Sequence[int]]:
         """Return what the k-th page of a request is registered under."""
@@ -347,6 +350,7 @@ class Scheduler:
         while len(request.pages) * self.pages.size <= request.computed:
             if self.pages.available:
                 request.pages.append(self.pages.allocate())
+                request.moved = True
             else:
                 youngest = self.running[-1]
                 self._stop(youngest)

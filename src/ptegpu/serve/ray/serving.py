@@ -18,7 +18,7 @@ from .gpus import assigned
 
 if TYPE_CHECKING:
     from ...gpu import Engine
-    from ...plan import Cache, Precision
+    from ...plan import Cache, Persistent, Precision
     from .. import ApiKeys, ServeLimits
 
 Models = Mapping[str, str | os.PathLike[str]]
@@ -77,6 +77,7 @@ def deployment(
     engine: Engine = "auto",
     precision: Precision = "auto",
     cache: Cache = "f32",
+    persistent: Persistent = "auto",
     keys: ApiKeys | None = None,
     limits: ServeLimits | None = None,
     **options: Any,
@@ -113,6 +114,7 @@ def deployment(
         "graceful_shutdown_timeout_s": limits.drain + 5,
         "ray_actor_options": {"num_gpus": gpus} | options.pop("ray_actor_options", {}),
     }
-    loading, room = LoadOptions(device, engine, precision, cache), EngineLimits(sequences, memory)
+    loading = LoadOptions(device, engine, precision, cache, persistent)
+    room = EngineLimits(sequences, memory)
     replica = serve.deployment(serve.ingress()(Replica), **defaults | options)
     return replica.bind(named, Path(tokenizer) if tokenizer else None, room, loading, keys, limits)
