@@ -144,6 +144,7 @@ def seeing(folder: Path) -> dict[str, Any]:
 
     export_llm(zoo.folder("seeing", "smolvlm"), folder / "smolvlm.pte")
     Image.new("RGB", (32, 32), "red").save(folder / "picture.png")
+    text_model(folder, "small")
     return text_model(folder)
 
 

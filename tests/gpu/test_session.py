@@ -128,6 +128,34 @@ def test_a_shared_constant_of_another_size_is_refused(device):
         assert str(caught.value) == "plan chain: buffer w has 96 bytes, but 80 in an earlier plan"
 
 
+def test_a_session_uses_the_states_of_another_one(device):
+    with Session(device) as owner:
+        first = owner.prepare(plans.accumulate(ONES.tobytes()))
+        with Session(device, owner=owner) as user:
+            second = user.prepare(plans.accumulate(ONES.tobytes()))
+            assert first.buffers[1] is second.buffers[1]
+            np.testing.assert_array_equal(1 + X, owner.run(first, [X])[0])
+            np.testing.assert_array_equal(1 + 2 * X, user.run(second, [X])[0])
+            user.reset()  # only the owner resets them
+            np.testing.assert_array_equal(1 + 3 * X, owner.run(first, [X])[0])
+            owner.reset()
+            np.testing.assert_array_equal(1 + X, user.run(second, [X])[0])
+        np.testing.assert_array_equal(1 + 2 * X, owner.run(first, [X])[0])
+        with Session(device, owner=owner) as user, pytest.raises(DeviceError) as caught:
+            user.prepare(plans.chain())
+        assert str(caught.value) == "plan chain has other states than the plan whose states it shares"
+
+
+def test_runs_that_are_held_precede_those_of_another_session_with_the_same_states(device):
+    with Session(device) as owner:
+        first = owner.prepare(plans.accumulate(ONES.tobytes()))
+        with Session(device, owner=owner) as user:
+            second = user.prepare(plans.accumulate(ONES.tobytes()))
+            held = owner.start(first, [X], hold=True)
+            np.testing.assert_array_equal(1 + 2 * X, user.run(second, [X])[0])
+            np.testing.assert_array_equal(1 + X, held.result()[0])
+
+
 def test_a_plan_of_another_session_is_refused(session, device):
     with Session(device) as other:
         prepared = other.prepare(plans.scale())

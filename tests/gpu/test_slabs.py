@@ -183,6 +183,31 @@ def test_states_that_meet_in_a_later_plan(session, by, order):
     np.testing.assert_array_equal(P + Q, session.run(summed, [])[0])
 
 
+@pytest.mark.parametrize("later", ["owner", "user"])
+def test_states_that_meet_in_a_plan_of_another_session(device, later):
+    with Session(device) as owner:
+        first = owner.prepare(plans.summed())
+        with Session(device, owner=owner) as user:
+            second, stored = user.prepare(plans.summed()), user.prepare(plans.stored())
+            p, q = second.buffers[:2]
+            assert (p, q) == tuple(first.buffers[:2])
+            assert p.handle is q.handle
+            for session, plan in ((owner, first), (user, second)):
+                np.testing.assert_array_equal(P + Q, session.run(plan, [])[0])
+            held = user.start(stored, [ONES], hold=True)
+            moving = owner if later == "owner" else user
+            moved = moving.prepare(plans.moved())
+            assert p.handle is not q.handle
+            for loaded in (first, second, stored, moved):
+                assert {id(b.handle) for b in loaded.buffers} == {id(b.handle) for b in loaded.touched}
+            np.testing.assert_array_equal(ONES, held.result()[0])
+            np.testing.assert_array_equal(ONES + X, moving.run(moved, [X])[0])
+            for session, plan in ((owner, first), (user, second)):
+                np.testing.assert_array_equal(ONES + ONES + X, session.run(plan, [])[0])
+        assert [owner] == owner.peers
+        np.testing.assert_array_equal(ONES + ONES + X, owner.run(first, [])[0])
+
+
 def test_a_later_plan_whose_states_cannot_be_moved_leaves_the_session_as_it_was(session, device, monkeypatch):
     summed = session.prepare(plans.summed())
     session.run(summed, [])

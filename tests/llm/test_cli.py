@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -69,6 +70,34 @@ def test_generate_prints_json(run: Run, folder: Path, model: LanguageModel) -> N
     assert expected.prompt_tokens == result["prompt_tokens"] and 6 == len(result["logprobs"])
     assert {"prefill_tokens_per_s", "decode_tokens_per_s", "reused_tokens"} < set(result["timings"])
     assert {"index", "name", "type", "backend", "engine"} == set(result["adapter"])
+
+
+def test_generate_verifies_proposals(run: Run, folder: Path, model: LanguageModel) -> None:
+    text = model.generate(PROMPT, max_tokens=20).text
+    arguments = ("generate", folder / "tiny.pte", PROMPT, "--max-tokens", 20)
+    for options in (("--speculate", 3), ("--speculate", "auto"), ("--draft", folder / "tiny.pte")):
+        code, out, err = run(*arguments, *options)
+        assert (0, text + "\n") == (code, out) and re.search(r" · \d+ of \d+ proposed tokens? accepted · \w+\n$", err)
+    code, out, _ = run(*arguments, "--speculate", 3, "--json")
+    result = json.loads(out)
+    assert text == result["text"]
+    assert {"runs", "proposed", "accepted", "reason"} == set(result["speculation"])
+    assert json.loads(run(*arguments, "--json")[1])["speculation"] is None
+    refusal = 'error: speculate must be "off", "auto" or an int from 1 to 15, not %s\n'
+    for command in (arguments, ("chat", folder / "tiny.pte"), ("serve", folder / "tiny.pte")):
+        assert (1, "", refusal % "'often'") == run(*command, "--speculate", "often")
+        assert (1, "", refusal % 16) == run(*command, "--speculate", 16)
+
+
+def test_a_server_with_a_draft_has_one_model(run: Run, folder: Path) -> None:
+    models = folder / "tiny.pte", folder / "every.pte"
+    expected = "error: --draft is for one model: serve the others with another command\n"
+    assert (1, "", expected) == run("serve", *models, "--draft", models[0])
+
+
+def test_chat_verifies_proposals(run: Run, folder: Path) -> None:
+    plain = run("chat", folder / "tiny.pte", "--temperature", 0, stdin="A fox\nA fox\n")
+    assert plain == run("chat", folder / "tiny.pte", "--temperature", 0, "--speculate", 4, stdin="A fox\nA fox\n")
 
 
 def test_generate_stops_before_a_string(run: Run, folder: Path, model: LanguageModel) -> None:

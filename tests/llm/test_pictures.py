@@ -233,3 +233,14 @@ def test_quantized_and_in_a_bundle(reference: Any, tmp_path: Path) -> None:
             prompt = PROMPT if pictures else "w1 w2"
             result = model.generate(prompt, pictures=pictures, max_tokens=12)
             assert result.tokens == bundle.generate(prompt, pictures=pictures, max_tokens=12).tokens
+
+
+def test_proposals_beside_pictures(model: LanguageModel) -> None:
+    text = "w5 w6 w5 w6 <image> w5 w6 w5"
+    plain = model.generate(text, pictures=PICTURES[:1], max_tokens=12, stop_tokens=())
+    result = model.generate(text, pictures=PICTURES[:1], max_tokens=12, stop_tokens=(), speculate=2)
+    assert plain.tokens == result.tokens
+    assert result.speculation is not None and result.speculation.runs
+    repeated = [*plain.prompt_tokens, *plain.tokens, *plain.prompt_tokens[-2:]]
+    again = model.generate(repeated, max_tokens=12, stop_tokens=(), speculate=4)
+    assert model.generate(repeated, max_tokens=12, stop_tokens=()).tokens == again.tokens

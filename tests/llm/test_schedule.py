@@ -15,9 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ptegpu.errors import InvalidInput, QueueFull
+from ptegpu.models.text.generation import Acceptance
 from ptegpu.models.text.pages import Pages
 from ptegpu.models.text.sampling import Sampler, Sampling
 from ptegpu.models.text.schedule import LATEST, Event, PlannedRun, Scheduler, TextRequest
+from ptegpu.models.text.speculation import Speculation
 
 SIZE = 4
 VOCABULARY = 7
@@ -41,14 +43,41 @@ def generate_alone(request: TextRequest, context: int) -> tuple[list[int], str]:
     return tokens, "length" if len(tokens) >= request.max_tokens else "context"
 
 
+class Guesses:
+    """Proposals of which some are wrong. A text is known by its seed, and may have none at some places."""
+
+    drafted = False
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+
+    def available(self, text: Sequence[int], most: int) -> int:
+        return min(most, random.Random(len(text)).randrange(6))
+
+    def propose(self, text: Sequence[int], count: int) -> list[int]:
+        rng, proposals = random.Random(len(text)), list[int]()
+        for _ in range(count):
+            right = following(self.seed, [*text, *proposals])[0]
+            proposals.append(right if rng.random() < 0.7 else rng.randrange(VOCABULARY))
+        return proposals
+
+
+def guessing(request: TextRequest, count: int) -> Acceptance:
+    """Let a request verify proposals; return what becomes of them."""
+    acceptance = Acceptance()
+    request.speculation = Speculation([Guesses(request.caller)], count, [acceptance])
+    return acceptance
+
+
 class World:
     """A scheduler, a paged cache, and the history of all requests. `ahead` runs begin before the first is done."""
 
     def __init__(
-        self, pages: int, context: int, sequences: int, rows: int, prefill_rows: int, limit: int, ahead: int = 0
-    ) -> None:
+        self, pages: int, context: int, sequences: int, rows: int, prefill_rows: int, limit: int, ahead: int = 0,
+        sampled: int | None = None,
+    ) -> None:  # fmt: skip
         self.pages = Pages(pages, SIZE)
-        self.schedule = Scheduler(self.pages, context, sequences, rows, prefill_rows, limit)
+        self.schedule = Scheduler(self.pages, context, sequences, rows, prefill_rows, limit, sampled)
         self.context, self.sequences, self.ahead = context, sequences, ahead
         self.memory: list[list[int | None]] = [[None] * SIZE for _ in range(pages)]
         self.outputs: dict[TextRequest, list[int]] = {}
@@ -98,14 +127,19 @@ class World:
         """Start the next run, if there is any, and compute its results; `done` reports them later."""
         keys = dict(self.pages._keys)
         writing = [r for r in self.schedule.running if self.schedule.needs_one_row(r)]
-        oldest = self.schedule.running[:1]
+        certain = [r for r in writing if not (r.speculation and r.pending)]  # others may wait for their latest token
+        oldest = [r for r in self.schedule.running[:1] if r in certain]
         work = self.schedule.plan()
         if work is None:
             assert self.started or not self.schedule.busy
             return False
+        work.propose()
         assert all(r in work.requests or not self.schedule.needs_one_row(r) for r in oldest)  # the oldest goes on
-        assert all(r in work.requests or r.state == "waiting" for r in writing)
-        decoded = sum(r in writing for r in work.requests)
+        assert all(r in work.requests or r.state == "waiting" for r in certain)
+        decoded = sum(r in writing for r in work.requests) + sum(
+            choice.number for choice, _, _ in work.verified.values()
+        )
+        assert len(work.sample_rows) <= self.schedule.sampled
         assert len(work.rows) == len(work.tokens) <= self.schedule.rows
         assert len(work.requests) == len(set(work.requests)) <= self.sequences
         assert not decoded or len(work.rows) - decoded <= self.schedule.prefill_rows
@@ -114,10 +148,13 @@ class World:
         texts: dict[int, list[int]] = {}
         for (slot, position), token in zip(work.rows, work.tokens):
             request = tables[slot]
-            is_known = position < len(request.tokens)
-            assert token == (request.tokens[position] if is_known else LATEST)
-            assert len(texts.get(slot, request.tokens[:position])) == position
-            text = texts[slot] = [*request.tokens[:position], token if is_known else self.latest[slot]]
+            before = texts.get(slot, request.tokens[:position])
+            assert len(before) == position
+            if position < len(request.tokens):
+                assert token == request.tokens[position]
+            elif request not in work.verified:
+                assert token == LATEST
+            text = texts[slot] = [*before, self.latest[slot] if token == LATEST else token]
             page = request.pages[position // SIZE]
             # a registered page is not written
             assert keys.get(page) is None or keys[page] is not self.pages._keys.get(page)
@@ -126,7 +163,7 @@ class World:
         results = []
         for k, request, step in zip(work.sample_rows, work.sample_requests, work.steps, strict=True):
             slot, position = work.rows[k]
-            text = texts[slot]
+            text = texts[slot][: position + 1]
             assert tables[slot] is request and position + 1 == len(text) == len(request.prompt) + step
             places = [(request.pages[p // SIZE], p % SIZE) for p in range(position + 1)]
             read = [self.memory[page][offset] for page, offset in places]
@@ -190,7 +227,10 @@ def requests(draw: st.DrawFn, context: int) -> TextRequest:
     stops = draw(st.sampled_from([frozenset[int](), frozenset({END})]))
     owner, seed = draw(st.sampled_from("ab")), draw(st.integers(0, 2))
     max_tokens, sampler = draw(st.integers(1, 12)), draw(st.sampled_from([FREE, PENALISED]))
-    return TextRequest(prompt, max_tokens, sampler, context, stops, deadline, owner, seed)
+    request = TextRequest(prompt, max_tokens, sampler, context, stops, deadline, owner, seed)
+    if draw(st.booleans()):
+        guessing(request, draw(st.integers(1, 5)))
+    return request
 
 
 @given(st.data())
@@ -201,8 +241,9 @@ def test_each_request_gets_what_it_gets_alone(data: st.DataObject) -> None:
     rows, more = data.draw(st.integers(sequences, 30)), data.draw(st.integers(0, 8))
     prefill_rows, limit = data.draw(st.integers(1, 8)), data.draw(st.integers(1, 9))
     world = World(
-        -(-context // SIZE) + more, context, sequences, rows, prefill_rows, limit, data.draw(st.integers(0, 1))
-    )
+        -(-context // SIZE) + more, context, sequences, rows, prefill_rows, limit, data.draw(st.integers(0, 1)),
+        sequences + data.draw(st.integers(0, 12)),
+    )  # fmt: skip
     for action in data.draw(
         st.lists(st.sampled_from(["add", "add", "run", "run", "run", "cancel", "wait"]), max_size=40)
     ):
@@ -221,13 +262,14 @@ def test_each_request_gets_what_it_gets_alone(data: st.DataObject) -> None:
 def test_thousands_of_longer_histories() -> None:
     """Histories drawn by Hypothesis are short, which keeps its failures readable; these are longer."""
     preempted = shared = discarded = 0
+    acceptances: list[Acceptance] = []
     for seed in range(2000):
         rng = random.Random(seed)
         context = rng.randrange(4, 60)
         sequences = rng.randrange(1, 9)
         pages = -(-context // SIZE) + rng.randrange(0, 3 * sequences)
         rows, prefill_rows = sequences + rng.randrange(40), rng.randrange(1, 20)
-        world = World(pages, context, sequences, rows, prefill_rows, 20, ahead=seed % 2)
+        world = World(pages, context, sequences, rows, prefill_rows, 20, seed % 2, sequences + rng.randrange(16))
         begin = [rng.randrange(1, VOCABULARY) for _ in range(context)]
         for _ in range(rng.randrange(60)):
             action = rng.random()
@@ -239,7 +281,10 @@ def test_thousands_of_longer_histories() -> None:
                 owner = rng.choice("abc")
                 seed_of_text, sampler = rng.randrange(3), PENALISED if rng.random() < 0.2 else FREE
                 max_tokens = rng.randrange(1, 40)
-                world.add(TextRequest(prompt, max_tokens, sampler, context, stops, deadline, owner, seed_of_text))
+                queued = TextRequest(prompt, max_tokens, sampler, context, stops, deadline, owner, seed_of_text)
+                if rng.random() < 0.5:
+                    acceptances.append(guessing(queued, rng.randrange(1, 6)))
+                world.add(queued)
             elif action < 0.35:
                 world.cancel(rng.randrange(99))
             elif action < 0.4:
@@ -252,6 +297,8 @@ def test_thousands_of_longer_histories() -> None:
         shared += sum(r.reused for r in world.outputs)
         discarded += world.discarded
     assert preempted > 500 and shared > 5000 and discarded > 500
+    proposed, accepted = sum(a.proposed for a in acceptances), sum(a.accepted for a in acceptances)
+    assert 0.5 * proposed < accepted < 0.9 * proposed and proposed > 20000
 
 
 def request(

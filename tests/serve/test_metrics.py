@@ -7,8 +7,10 @@ import re
 import httpx2
 import pytest
 from tests.serve.conftest import Running, Start
+from tests.serve.fake import FakeEngine
 
 from ptegpu.errors import DeviceLost, InvalidInput
+from ptegpu.models.text.engine import Stats
 from ptegpu.printing import LONGEST
 from ptegpu.serve.app import api_error
 from ptegpu.serve.errors import ApiError
@@ -40,6 +42,13 @@ def test_what_is_counted(server: Running) -> None:
     assert "text/plain; version=0.0.4; charset=utf-8" == answer.headers["content-type"]
     lines = [line for line in answer.text.splitlines() if not line.startswith("# ")]
     assert [] == [line for line in lines if not LINE.fullmatch(line)]
+
+
+def test_proposed_tokens_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = FakeEngine()
+    monkeypatch.setattr(fake, "stats", lambda: Stats(0, 0, 0, 0.0, 0, 0, proposed=9, accepted=7))
+    lines = Metrics().text({"m": fake}).splitlines()
+    assert {'ptegpu_proposed_tokens_total{model="m"} 9', 'ptegpu_accepted_tokens_total{model="m"} 7'} < set(lines)
 
 
 def test_a_histogram_counts_what_is_at_most_its_bounds() -> None:

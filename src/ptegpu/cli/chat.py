@@ -11,7 +11,7 @@ from rich.text import Text
 from ..errors import InvalidInput
 from .console import console, note, print_error
 from .generate import Images, Stats, System, TextModel, interruptible, open_model, speed_text, write
-from .options import LoadFlags, SamplingFlags, TokenizerPath
+from .options import LoadFlags, SamplingFlags, SpeculationFlags, TokenizerPath
 
 if TYPE_CHECKING:
     from ..models.text import Conversation
@@ -29,13 +29,15 @@ def chat(
     image: Images = None,
     sampling: SamplingFlags = SAMPLING,
     tokenizer: TokenizerPath = None,
+    speculation: SpeculationFlags,
     loading: LoadFlags,
     stats: Stats = False,
 ) -> None:
     """Talk with a model; from a pipe, each line is a message."""
-    loaded, _ = open_model(model, tokenizer, loading)
+    options = sampling.options() | speculation.options()
+    loaded, _ = open_model(model, tokenizer, loading, speculation.draft)
     with loaded:
-        conversation = loaded.chat(system, **sampling.options())
+        conversation = loaded.chat(system, **options)
         pictures = [loaded.see(path) for path in image or ()]  # for the next message
         help = HELP if loaded.pictures is None else HELP_WITH_PICTURES
         _note(f"{model.name} on {loaded.program.device.info.name} · {help}")

@@ -20,7 +20,7 @@ from ..models.kinds import LANGUAGE
 from ..printing import streamed
 from ..units import counted, duration
 from .console import bars, console
-from .options import JsonAtEnd, LoadFlags, SamplingFlags, TokenizerPath
+from .options import JsonAtEnd, LoadFlags, SamplingFlags, SpeculationFlags, TokenizerPath
 from .report import CommandReport
 
 if TYPE_CHECKING:
@@ -48,17 +48,19 @@ def generate(
     system: System = None,
     image: Images = None,
     tokenizer: TokenizerPath = None,
+    speculation: SpeculationFlags,
     loading: LoadFlags,
     stats: Stats = True,
     json: JsonAtEnd = False,
 ) -> CommandReport:
     """Continue a text, or answer a message with --chat or --system."""
     text = sys.stdin.read().removesuffix("\n") if prompt == "-" else prompt
-    loaded, load_s = open_model(model, tokenizer, loading)
+    options = sampling.options() | speculation.options()
+    loaded, load_s = open_model(model, tokenizer, loading, speculation.draft)
     with loaded:
         is_message = chat or system is not None
         speaker = loaded.chat(system) if is_message else loaded
-        stream = speaker.stream(text, pictures=image or [], **sampling.options(), stop=stop or [])
+        stream = speaker.stream(text, pictures=image or [], **options, stop=stop or [])
         if not json and not is_message and sys.stdout.isatty():
             console().print(Text(streamed(text), "dim"), end="", soft_wrap=True)
         with interruptible(stream):
@@ -73,8 +75,10 @@ def generate(
         return report
 
 
-def open_model(path: Path, tokenizer: Path | None, loading: LoadFlags) -> tuple[LanguageModel, float]:
-    """Return the language model with its tokenizer, and the seconds that loading took."""
+def open_model(
+    path: Path, tokenizer: Path | None, loading: LoadFlags, draft: Path | None = None
+) -> tuple[LanguageModel, float]:
+    """Return the language model with its tokenizer and its draft, and the seconds that loading took."""
     from ..models.door import ProgramSource
     from ..models.text import LanguageModel
     from ..models.text.signature import read_signature
@@ -89,7 +93,7 @@ def open_model(path: Path, tokenizer: Path | None, loading: LoadFlags) -> tuple[
         source = ProgramSource.of(path, options)
         read_signature(source.file, source.card)  # raises for other kinds of models, before a tokenizer is missed
         find_files(source.path, tokenizer)
-        loaded = LanguageModel(source, options, tokenizer)
+        loaded = LanguageModel(source, options, tokenizer, draft=draft)
         try:
             assert loaded.tokenizer
         except BaseException:
@@ -131,6 +135,10 @@ def speed_text(generation: Generation) -> str:
     if t.decode_tokens:
         rate = f"{t.decode_rate:.3g} tokens/s"
         parts.append(f"decode {counted(t.decode_tokens, 'token')}, {duration(t.decode_s)}, {rate}")
+    if s := generation.speculation:
+        parts.append(f"{s.accepted} of {counted(s.proposed, 'proposed token')} accepted")
+        if s.reason:
+            parts[-1] = f"no speculation: {s.reason}"
     return " · ".join([*parts, str(generation.finish_reason)])
 
 
@@ -147,6 +155,7 @@ def generation_report(path: Path, model: LanguageModel, generation: Generation, 
         "tokens": generation.tokens,
         "logprobs": generation.logprobs,
         "load_s": load_s,
+        "speculation": generation.speculation and asdict(generation.speculation),
         "timings": asdict(t) | {"prefill_tokens_per_s": t.prefill_rate, "decode_tokens_per_s": t.decode_rate},
     }
     return CommandReport(record, CANCELLED if generation.finish_reason == "cancelled" else 0)

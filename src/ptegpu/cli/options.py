@@ -44,6 +44,10 @@ PersistentMode = Annotated[
     Literal["auto", "on", "off"],
     typer.Option(help="Make dispatches of a run stages of a single one; auto: on GPUs that can (see `ptegpu doctor`)."),
 ]
+DraftModel = Annotated[
+    Path | None,
+    typer.Option(help="A smaller model with the same tokens that proposes them.", show_default="the text itself"),
+]
 TokenizerPath = Annotated[
     Path | None, typer.Option(help="tokenizer.json, or a folder that contains it.", show_default="next to the model")
 ]
@@ -152,6 +156,36 @@ class SamplingFlags:
     def options(self) -> dict[str, Any]:
         """Return the keyword arguments of `LanguageModel.stream`."""
         return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculationFlags:
+    """The options for speculative decoding."""
+
+    PANEL: ClassVar[str] = "How to decode faster"
+
+    speculate: Annotated[
+        str | None,
+        typer.Option(
+            metavar="off|auto|NUMBER",
+            help="Verify proposed tokens, several in one run: auto as long as that is faster, or always this NUMBER.",
+            show_default="off, or auto with --draft",
+        ),
+    ] = None
+    draft: DraftModel = None
+
+    def options(self) -> dict[str, Any]:
+        """Return the keyword arguments of `LanguageModel.stream`."""
+        return {} if self.speculate is None else {"speculate": parsed_speculation(self.speculate)}
+
+
+def parsed_speculation(text: str) -> Any:
+    """Return the option `speculate` as in Python, where a number is an int; raise InvalidInput for other values."""
+    from ..models.text.speculation import count_of
+
+    value: Any = int(text) if text.isdecimal() else text
+    count_of(value)
+    return value
 
 
 def command(function: Callable[..., CommandReport | None]) -> Callable[..., None]:

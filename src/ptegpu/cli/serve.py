@@ -19,7 +19,7 @@ from ..models.checkpoints import check_folder_kind, exported_once, is_checkpoint
 from ..models.kinds import SERVED
 from ..units import counted
 from .console import bars, note
-from .options import AsJson, HostNames, LoadFlags, TokenizerPath
+from .options import AsJson, HostNames, LoadFlags, SpeculationFlags, TokenizerPath
 from .report import CommandReport
 
 if TYPE_CHECKING:
@@ -66,6 +66,7 @@ def serve(
         float, typer.Option(help="Seconds for running requests to finish when the server is stopped.", min=0)
     ] = 30.0,
     tokenizer: TokenizerPath = None,
+    speculation: SpeculationFlags,
     device: Annotated[
         list[str] | None,
         typer.Option(
@@ -92,6 +93,8 @@ def serve(
         raise InvalidInput(f"two models have one name, {max(names, key=names.count)}: rename a file")
     if tokenizer and len(models) > 1:
         raise InvalidInput("--tokenizer is for one model: put those of several beside them, as NAME.tokenizer.json")
+    if speculation.draft and len(models) > 1:
+        raise InvalidInput("--draft is for one model: serve the others with another command")
     api_keys = read_keys(keys)
     if not api_keys and not open and host not in LOCAL:
         raise InvalidInput(f"{host} is reachable from other machines: give API keys with --keys, or use --open")
@@ -103,7 +106,8 @@ def serve(
     with bars() as update:
         models = [exported_once(path, update) for path in models]
     limits = ServeLimits(max_body, max_tokens, seconds=max_seconds, queue=queue, drain=drain)
-    room = EngineLimits(sequences, None if memory is None else int(memory * 2**30))
+    cache_bytes = None if memory is None else int(memory * 2**30)
+    room = EngineLimits(sequences, cache_bytes, **speculation.options(), draft=speculation.draft)
     options = loading.options()
     with ExitStack() as stack, bind(host, port) as bound:
         page = url_of(bound) + "/"

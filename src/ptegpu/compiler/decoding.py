@@ -1,5 +1,7 @@
 """Rewrites of decoders: a sampler in the same plan as the model, and a method that serves many sequences.
 
+`sampling` chooses the token after the last one of a run, `verifying` one after each of several tokens.
+
 `serving` turns a decoder for one sequence into one for many: each row of a run is a token of some sequence at some
 position. Most operators treat rows alike; only rotary embeddings, cache writes and attention depend on the position.
 So `forward(tokens, position)` becomes a method whose rows each have a sequence and a position. Its tables of angles are
@@ -37,6 +39,7 @@ from ..ops.views import VIEW
 from ..plan.method import Call, Operand, Var, variables
 from ..sampling import SETTINGS, words_of
 from .append import Append, Tail
+from .partition import mutates
 
 Count = int | Callable[[Sequence[int]], int]
 ROW_TAKING = (SELECT, SLICE)
@@ -61,6 +64,39 @@ def sampling(vocabulary: int, rows: int) -> Append:
     return append
 
 
+def verifying(vocabulary: int, chunk: int) -> Append:
+    """Return an append that chooses a token after each of some rows, to verify proposed tokens.
+
+    It adds the inputs wanted int32 [W] (rows), settings int32 [W, 10] and seen int32 [W, words or 0]. The results are
+    tokens (W,) and their log-probabilities (W,). States must be caches that are written at the position: then rows
+    that turn out to be wrong are overwritten by later ones.
+    """
+
+    def append(tail: Tail) -> None:
+        sampled_rows = tail.input("wanted", DType.I32, (chunk,), dynamic=True)
+        operands = _row_settings(tail, vocabulary, chunk)
+        logits = _VerifyingRewrite(tail.flat).run(sampled_rows, tail.outputs[-1])
+        _sample_rows(tail, logits, *operands)
+
+    return append
+
+
+def _row_settings(tail: Tail, vocabulary: int, chunk: int) -> tuple[Var, Var]:
+    """Add the inputs settings and seen."""
+    settings = tail.input("settings", DType.I32, (chunk, ROW_WORDS), dynamic=True)
+    return settings, tail.input("seen", DType.I32, (chunk, words_of(vocabulary)), dynamic=True)
+
+
+def _sample_rows(tail: Tail, logits: Var, settings: Var, seen_tokens: Var, latest: Var | None = None) -> None:
+    """Replace the outputs by a token for each row of logits, and its log-probability."""
+    if len(logits.sizes) == 2:
+        shape = (1, -1, logits.sizes[1])
+        (logits,) = tail.call(VIEW, logits, shape, gives=[(logits.dtype, (1, *logits.sizes))])  # type: ignore[list-item]
+    count = settings.sizes[:1]
+    results = (DType.I32, count), (DType.F32, count)
+    tail.outputs = list(tail.call(SAMPLE_ROWS, logits, settings, seen_tokens, latest, gives=results))
+
+
 def serving(vocabulary: int, context: int, chunk: int, pages: Count, sequences: int) -> Append:
     """Return an append that lets `forward` serve many sequences, with up to `chunk` tokens a run and `pages` of caches.
 
@@ -78,31 +114,111 @@ def serving(vocabulary: int, context: int, chunk: int, pages: Count, sequences: 
         rows = tail.input("rows", DType.I32, (chunk, 2), dynamic=True)
         tables = tail.input("tables", DType.I32, (sequences, width))
         sampled_rows = tail.input("wanted", DType.I32, (chunk,), dynamic=True)
-        settings = tail.input("settings", DType.I32, (chunk, ROW_WORDS), dynamic=True)
-        seen_tokens = tail.input("seen", DType.I32, (chunk, words_of(vocabulary)), dynamic=True)
+        operands = _row_settings(tail, vocabulary, chunk)
         single = tail.input("single")
         latest = Var("latest tokens", DType.I32, (sequences,), kind="state")
         logits = rewrite.run(rows, tables, single, sampled_rows, latest, tail.outputs[-1])
-        results = (DType.I32, (chunk,)), (DType.F32, (chunk,))
-        if len(logits.sizes) == 2:
-            shape = (1, -1, logits.sizes[1])
-            (logits,) = tail.call(VIEW, logits, shape, gives=[(logits.dtype, (1, *logits.sizes))])  # type: ignore[list-item]
-        tail.outputs = list(tail.call(SAMPLE_ROWS, logits, settings, seen_tokens, latest, gives=results))
+        _sample_rows(tail, logits, *operands, latest)
 
     return append
 
 
-class _ServingRewrite:
-    def __init__(self, flat: FlatMethod, pages: Count) -> None:
-        self.flat, self.pages = flat, pages
-        tokens, position = flat.inputs
+class _RowRewrite:
+    """A decoder whose logits are computed for selected rows."""
+
+    purpose = ""
+
+    def __init__(self, flat: FlatMethod) -> None:
+        self.flat = flat
+        tokens, position = flat.inputs[:2]
         assert isinstance(tokens, Var) and isinstance(position, Var)
         self.length = tokens.sizes[1]
         self.starts: set[Var] = {position}  # slots that have the position
-        self.ends: set[Var] = set()  # slots that have the position after the last token
         self.lengths: set[Var] = set()
         self.tokens, self.position = tokens, position
         self.code: list[Call] = []
+
+    def _select_rows(self, sampled_rows: Var, logits: Var) -> list[Call]:
+        """Return the code with only the sampled rows from the last product on, or from where the last row is taken."""
+        writers = {o: c for c in self.code for o in c.outs}
+        at, first = writers.get(logits), None
+        while at is not None and first is None:
+            by_row = facts_of(at.op).by_row
+            if at.op in ROW_TAKING and at.args[1] == 1 and len(_vars(at.args[:1])[0].sizes) == 3:
+                first = at
+            elif by_row == "product":
+                first = _last_row(at, writers) or at
+            elif by_row == "elements" or _is_view(at):
+                at = writers.get(_vars(at.args[:1])[0])
+            else:
+                at = None
+        if first is None:
+            self._refuse("its logits are not the result of a product")
+        hidden = _vars(first.args[:1])[0]
+        if hidden.dtype is None or len(hidden.sizes) not in (2, 3):
+            self._refuse(f"{first.where} takes {hidden!r}")
+        dim, place = len(hidden.sizes) - 2, self.code.index(first)
+        rows = Var(f"{hidden.name} of the rows wanted", hidden.dtype, hidden.sizes, True)
+        take = Call(TAKE, (hidden, dim, sampled_rows), (rows,), f"{TAKE} of the rows wanted")
+        if first.op in ROW_TAKING:
+            last = first.outs[0]
+            shape = (-1, last.sizes[-1]) if len(last.sizes) == 2 else (1, -1, last.sizes[-1])
+            new = Call(VIEW, (rows, shape), first.outs, f"{first.where}, of the rows wanted")
+        else:
+            new = replace(first, args=(rows, *first.args[1:]))
+        rest = [new]
+        for c in self.code[place + 1 :]:
+            if c.op == VIEW and self.lengths & set(variables(c.args[1])):  # a shape with the number of tokens
+                c = replace(c, args=(c.args[0], tuple(-1 if n in self.lengths else n for n in c.args[1])))  # type: ignore[union-attr]
+            rest.append(c)
+        for v in (v for c in rest for v in c.outs if first.op in ROW_TAKING):  # there was one row
+            v.dynamic = True
+            v.sizes = (self.length, *v.sizes[1:]) if len(v.sizes) < 3 else (1, self.length, *v.sizes[2:])
+        return [*self.code[:place], take, *rest]
+
+    def _refuse(self, reason: str) -> NoReturn:
+        raise UnsupportedProgram(f"{self.flat.name} cannot {self.purpose}: {reason}")
+
+
+class _VerifyingRewrite(_RowRewrite):
+    """A decoder that chooses a token after each of several rows of one sequence."""
+
+    purpose = "verify several tokens at once"
+
+    def run(self, sampled_rows: Var, logits: Operand) -> Var:
+        """Rewrite the code, and return the logits of the sampled rows."""
+        for c in self.flat.code:
+            if not isinstance(c, Call):
+                self._refuse("the program branches")
+            if c.op == SIZE and c.args == (self.tokens, 1):
+                self.lengths.add(c.outs[0])
+            elif (c.op == SELECT or facts_of(c.op).reads) and c.args[0] in self.starts:
+                self.starts.add(c.outs[0])
+            place = 2 if c.op in WRITE else 5
+            if c.op not in (*WRITE, *WITH_CACHE) or c.args[place] not in self.starts:
+                self._check_states(c)
+            self.code.append(c)
+        if not isinstance(logits, Var):
+            self._refuse("its logits are not computed")
+        self.flat.code = [*self._select_rows(sampled_rows, logits)]
+        return logits
+
+    def _check_states(self, c: Call) -> None:
+        """Refuse a call that writes a state, which could not be written again from a position on."""
+        for v in (*c.outs, *(v for k in mutates(c.op) for v in variables(c.args[k]))):
+            if v.kind == "state":
+                self._refuse(f"{c.where} writes {v!r}, and not at the position")
+
+
+class _ServingRewrite(_RowRewrite):
+    """A decoder for many sequences: each row belongs to one of them, at a position."""
+
+    purpose = "serve several sequences at once"
+
+    def __init__(self, flat: FlatMethod, pages: Count) -> None:
+        super().__init__(flat)
+        self.pages = pages
+        self.ends: set[Var] = set()  # slots that have the position after the last token
         self.caches: dict[Var, Var] = {}  # cache → its pages
         self.written: dict[Var, Var] = {}  # cache → its new rows
         self.cache_writes: set[Var] = set()  # results of cache writes, which are undefined
@@ -198,47 +314,6 @@ class _ServingRewrite:
             sizes = (1, PAGE, *cache.sizes[2:])
             self.caches[cache] = Var(f"{cache.name} in pages", cache.dtype, sizes, kind="state")
         return self.caches[cache]
-
-    def _select_rows(self, sampled_rows: Var, logits: Var) -> list[Call]:
-        """Return the code with only the sampled rows from the last product on, or from where the last row is taken."""
-        writers = {o: c for c in self.code for o in c.outs}
-        at, first = writers.get(logits), None
-        while at is not None and first is None:
-            by_row = facts_of(at.op).by_row
-            if at.op in ROW_TAKING and at.args[1] == 1 and len(_vars(at.args[:1])[0].sizes) == 3:
-                first = at
-            elif by_row == "product":
-                first = _last_row(at, writers) or at
-            elif by_row == "elements" or _is_view(at):
-                at = writers.get(_vars(at.args[:1])[0])
-            else:
-                at = None
-        if first is None:
-            self._refuse("its logits are not the result of a product")
-        hidden = _vars(first.args[:1])[0]
-        if hidden.dtype is None or len(hidden.sizes) not in (2, 3):
-            self._refuse(f"{first.where} takes {hidden!r}")
-        dim, place = len(hidden.sizes) - 2, self.code.index(first)
-        rows = Var(f"{hidden.name} of the rows wanted", hidden.dtype, hidden.sizes, True)
-        take = Call(TAKE, (hidden, dim, sampled_rows), (rows,), f"{TAKE} of the rows wanted")
-        if first.op in ROW_TAKING:
-            last = first.outs[0]
-            shape = (-1, last.sizes[-1]) if len(last.sizes) == 2 else (1, -1, last.sizes[-1])
-            new = Call(VIEW, (rows, shape), first.outs, f"{first.where}, of the rows wanted")
-        else:
-            new = replace(first, args=(rows, *first.args[1:]))
-        rest = [new]
-        for c in self.code[place + 1 :]:
-            if c.op == VIEW and self.lengths & set(variables(c.args[1])):  # a shape with the number of tokens
-                c = replace(c, args=(c.args[0], tuple(-1 if n in self.lengths else n for n in c.args[1])))  # type: ignore[union-attr]
-            rest.append(c)
-        for v in (v for c in rest for v in c.outs if first.op in ROW_TAKING):  # there was one row
-            v.dynamic = True
-            v.sizes = (self.length, *v.sizes[1:]) if len(v.sizes) == 2 else (1, self.length, *v.sizes[2:])
-        return [*self.code[:place], take, *rest]
-
-    def _refuse(self, reason: str) -> NoReturn:
-        raise UnsupportedProgram(f"{self.flat.name} cannot serve several sequences at once: {reason}")
 
 
 def _last_row(head: Call, writers: dict[Var, Call]) -> Call | None:

@@ -31,8 +31,14 @@ class GraphMemory:
         self._declared = {t: t.max_shape for t in graph.tensors()}
         self._memory: Memory | None = None  # new memory keeps its constants and states
 
-    def first(self, named: NamedSizes, grow: bool) -> Memory:
-        """Return memory for all sizes, or for the named ones, or, if it may `grow`, for small ones."""
+    def first(self, named: NamedSizes, grow: bool, tight: bool = False) -> Memory:
+        """Return memory for all sizes, or for the named ones, or, if it may `grow`, for small ones.
+
+        With `tight`, it is for the named ones even if all sizes fit.
+        """
+        if tight and named:
+            self._memory = self._lowered(named)
+            return self._memory
         try:
             self._memory = self._planned()
             return self._memory
@@ -164,8 +170,15 @@ def _shapes(
 ) -> dict[Tensor, Shape]:
     """Return the shapes of dynamic inputs, and of results that follow from the named sizes.
 
-    Sizes that a shape rule refuses raise if `strict`; otherwise the results are unknown.
+    The elements of an input that is named have that value. Sizes that a shape rule refuses raise if `strict`; otherwise
+    the results are unknown.
     """
+
+    def element(tensor: Tensor, element: int) -> int:
+        if tensor.name not in named:
+            raise _Unknown
+        return pick(named[tensor.name])
+
     shapes: dict[Tensor, Shape] = {}
     unknown: set[Value] = set()
     for v, varies in zip(graph.inputs, dynamic, strict=True):
@@ -179,7 +192,7 @@ def _shapes(
             v.shape = shapes[v] = tuple(min(n, pick(s)) for n, s in zip(v.max_shape, sizes, strict=True))
     for node in graph.nodes:
         try:
-            results = [] if unknown & set(node.values()) else evaluate(node, _no_data)
+            results = [] if unknown & set(node.values()) else evaluate(node, element)
         except _Unknown:
             results = []
         except PtegpuError:
@@ -194,7 +207,3 @@ def _shapes(
             else:
                 out.shape = shapes[out] = result  # type: ignore[assignment]
     return shapes
-
-
-def _no_data(tensor: Tensor, element: int) -> int:
-    raise _Unknown

@@ -43,6 +43,7 @@ class Planner:
     `dynamic` has for each input whether its sizes may change (by default none may). `sizes` lists the values to plan
     for by name: "input 0[1]" for a dimension, its own name for an int. `names` has the names of constants across
     graphs. With `ahead`, nothing can be traced later: ints and data that guards depend on are covered like sizes.
+    With `tight`, memory is for the sizes listed, even if there is room for all.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class Planner:
         *,
         plain: bool = False,
         ahead: bool = False,
+        tight: bool = False,
     ) -> None:
         split_constants(graph, target)
         narrow = CACHE_TYPES[target.cache]
@@ -69,7 +71,7 @@ class Planner:
         self.dynamic = tuple(dynamic) if dynamic is not None else (False,) * len(graph.inputs)
         self.points, self.sizes = points, {name: sorted(set(v)) for name, v in (sizes or {}).items()}
         self.graph_memory = GraphMemory(graph, self.dynamic, target, names)
-        self._begin(self.graph_memory.first(self.sizes or _named(points), grow=not ahead))
+        self._begin(self.graph_memory.first(self.sizes or _named(points), grow=not ahead, tight=tight))
 
     def _begin(self, memory: Memory) -> None:
         """Start a plan with the buffers of `memory`, and drop everything traced before."""

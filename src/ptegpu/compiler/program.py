@@ -201,10 +201,11 @@ def plan_methods(
     names: dict[ConstantKey, str] | None = None,
     *,
     ahead: bool = False,
+    tight: bool = False,
 ) -> tuple[dict[str, CompiledMethod], dict[tuple[str, int], Planner]]:
     """Return each method planned for a target, and the planners of its plans. `names` has the names of constants.
 
-    With `ahead`, plans are made to be saved: see `Planner`.
+    With `ahead`, plans are made to be saved; with `tight`, they take less memory: see `Planner`.
     """
     _check_names(cuts, sizes or {})
     names = {} if names is None else names
@@ -216,7 +217,8 @@ def plan_methods(
             if progress is not None:
                 progress(joined.graph.name, done, total)
             dynamic = [v.dynamic or v.dtype is None for v in joined.inputs]
-            planner = Planner(joined.graph, target, dynamic, names, sizes, (points or {}).get(name, ()), ahead=ahead)
+            method_points = (points or {}).get(name, ())
+            planner = Planner(joined.graph, target, dynamic, names, sizes, method_points, ahead=ahead, tight=tight)
             try:
                 method_planners[k] = planner.cover()
             except (ShapeError, ExecutionError) as e:  # at every size

@@ -150,6 +150,8 @@ class _GraphBuilder:
         mutated: list[Tensor] = []
         for k in definition.mutates:
             tensor, var = args[k], call.args[k]
+            if tensor is None and definition.parameters[k].default is None:
+                continue
             if not isinstance(tensor, Tensor) or not isinstance(var, Var):
                 raise InvalidProgram(f"{call.where}: argument {k} is written, but is not a tensor")
             if tensor.kind in ("input", "constant"):  # never overwritten: the change goes to a copy

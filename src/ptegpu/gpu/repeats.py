@@ -152,13 +152,13 @@ class RunsInFlight:
         if self._device.arrivals is not None:
             mark_failed(self._device, f"workgroups of plan {self._runs[0].loaded.plan.name} waited in vain")
             self._device.arrivals = None
-        restored: set[int] = set()  # sessions
+        restored: set[int] = set()
         try:
             for run in self._runs:
                 session = run.loaded.session
                 assert session is not None and run.pending is not None
-                run.pending.repetition = session.repeat(run, id(session) not in restored)
-                restored.add(id(session))
+                run.pending.repetition = session.repeat(run, _sharing(run.loaded) not in restored)
+                restored.add(_sharing(run.loaded))
         except DeviceError:
             self.drop([run.loaded for run in self._runs])
             raise
@@ -166,9 +166,9 @@ class RunsInFlight:
 
     def _follows(self, loaded: LoadedPlan, inputs: Sequence[Argument]) -> bool:
         """Return whether a run may use what a run in flight writes."""
-        sessions = {id(run.loaded.session) for run in self._runs}
+        sharing = {_sharing(run.loaded) for run in self._runs}
         origins = [o for o in map(origin_of, inputs) if o is not None]
-        return id(loaded.session) in sessions or any(o.in_flight in self._runs for o in origins)
+        return _sharing(loaded) in sharing or any(o.in_flight in self._runs for o in origins)
 
     def _submit(self) -> None:
         """Submit the runs that are held; forget those that were dropped."""
@@ -178,6 +178,12 @@ class RunsInFlight:
             if run.pending.dropped:
                 self._runs.remove(run)
                 run.end()
+
+
+def _sharing(loaded: LoadedPlan) -> int:
+    """Return a number that only plans with the same states share."""
+    assert loaded.session is not None
+    return id(loaded.session.peers)
 
 
 def _repeatable(loaded: LoadedPlan) -> bool:

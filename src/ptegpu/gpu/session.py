@@ -30,16 +30,22 @@ if TYPE_CHECKING:
 
 
 class Session:
-    """Plans on a device that share buffers; a context manager. Sessions with the same `constants` share those."""
+    """Plans on a device that share buffers; a context manager. Sessions with the same `constants` share those.
 
-    def __init__(self, device: Device, constants: SharedConstants | None = None) -> None:
+    With a session as its `owner`, it uses the states of that one, and must be closed before it.
+    """
+
+    def __init__(self, device: Device, constants: SharedConstants | None = None, owner: Session | None = None) -> None:
         self.device = device
         self.generation = 0  # changes with each run, which ends the validity of earlier outputs on the device
         self.timer: Timer | None = None  # measures the runs
         self.lock = Lock()
         self.staging = StagingPool(device)
         self.closed = False
-        self._store = BufferStore(device, SharedConstants() if constants is None else constants)
+        states = () if owner is None else owner._store.states
+        self._store: BufferStore = BufferStore(device, SharedConstants() if constants is None else constants, states)
+        self.peers: list[Session] = [] if owner is None else owner.peers  # sessions that use the same states
+        self.peers.append(self)
         self._loaded: list[LoadedPlan] = []
         self._guard = GuardedRecording(device)
 
@@ -143,6 +149,7 @@ class Session:
             if run is None:
                 run = loaded.resolve(inputs)
             words = loaded.words(run)
+            self._submit_peers()
             self.generation += 1  # even an interrupted run may have overwritten the last outputs
             outputs = None if read is None else tuple(read)
             flight = self.device.in_flight.enter(loaded, run.recorded.waits, arguments, outputs)
@@ -191,6 +198,7 @@ class Session:
         with self.lock, self.device.lock:
             self.check_open()
             self.flush()
+            self._submit_peers()
             self.device.check_alive()
             self.device.in_flight.check()
             self.generation += 1
@@ -207,18 +215,28 @@ class Session:
             self._loaded = []
             self.staging.close()
             self._store.close()
+            if self in self.peers:
+                self.peers.remove(self)
 
     def _separate(self, plan: Plan, missing: Sequence[Buffer]) -> None:
         """Give states of earlier plans buffers of their own if this one cannot use them in their slab."""
         slices = self._store.conflicting(plan, missing)
         if slices:
-            self.flush()
-            for loaded in self._loaded:
+            self.submit()
+            self._submit_peers()
+            plans = [loaded for session in self.peers for loaded in session._loaded]
+            for loaded in plans:
                 loaded.release()
             for part in slices:
                 self.device.detach(part)
-            for loaded in self._loaded:
+            for loaded in plans:
                 loaded.use(loaded.plan, loaded.buffers)
+
+    def _submit_peers(self) -> None:
+        """Submit the runs that other sessions with the same states hold; callers hold the lock of the device."""
+        for session in self.peers:
+            if session is not self:
+                session.submit()
 
     def _check_loaded(self, loaded: LoadedPlan) -> None:
         self.check_open()

@@ -1,6 +1,7 @@
 """The buffers of one session by name: made and filled once, released together.
 
-Sessions with the same `SharedConstants` upload a constant only once.
+Sessions with the same `SharedConstants` upload a constant only once. A session may use the states of another one, whose
+plan writes the same states in the same order.
 """
 
 from __future__ import annotations
@@ -48,8 +49,9 @@ class SharedConstants:
 class BufferStore:
     """A session's buffers. Callers hold the device's lock."""
 
-    def __init__(self, device: Device, shared: SharedConstants) -> None:
+    def __init__(self, device: Device, shared: SharedConstants, states: Sequence[GpuBuffer] = ()) -> None:
         self._device, self._shared = device, shared
+        self._lent = states  # of another session, which fills, resets and releases them
         self._buffers: dict[str, GpuBuffer] = {}
         self._first: dict[str, bytes | memoryview] = {}  # the first bytes of states and parameters; the rest is zeros
         self._states: list[str] = []
@@ -58,9 +60,16 @@ class BufferStore:
     def __getitem__(self, name: str) -> GpuBuffer:
         return self._buffers[name]
 
+    @property
+    def states(self) -> list[GpuBuffer]:
+        """The buffers of states, in the order of the plan."""
+        return [self._buffers[name] for name in self._states]
+
     def missing(self, plan: Plan) -> list[Buffer]:
         """List the buffers that no earlier plan has; raise DeviceError if one differs from an earlier plan's."""
         missing = []
+        if self._lent:
+            self._borrow(plan)
         for buffer in plan.buffers:
             where = f"plan {plan.name}: buffer {buffer.name}"
             earlier = self._shared.get(buffer.name) if buffer.role == "constant" else self._buffers.get(buffer.name)
@@ -112,6 +121,8 @@ class BufferStore:
             if buffer is None:
                 continue
             self._first.pop(name, None)
+            if buffer in self._lent:
+                continue
             if name not in self._constants or self._shared.drop(name, self):
                 self._device.release(buffer)
             self._constants.discard(name)
@@ -125,6 +136,13 @@ class BufferStore:
 
     def close(self) -> None:
         self.drop(list(self._buffers))
+
+    def _borrow(self, plan: Plan) -> None:
+        """Take the states of another session as those of a plan; raise DeviceError if they differ."""
+        names = [(buffer.name, buffer.nbytes) for buffer in plan.buffers if buffer.role == "state"]
+        if [nbytes for _, nbytes in names] != [buffer.nbytes for buffer in self._lent]:
+            raise DeviceError(f"plan {plan.name} has other states than the plan whose states it shares")
+        self._buffers |= {name: buffer for (name, _), buffer in zip(names, self._lent, strict=True)}
 
     def _shared_constant(self, buffer: Buffer) -> GpuBuffer | None:
         return self._shared.get(buffer.name) if buffer.role == "constant" else None

@@ -239,8 +239,8 @@ def row_parts(logits: DType, target: Target) -> KernelSpec:
 
 
 @cached(64)
-def each_row(logits: DType, target: Target) -> KernelSpec:
-    """Compute the token and log-probability of each row of logits from its parts, and keep it for its sequence."""
+def each_row(logits: DType, keeps: bool, target: Target) -> KernelSpec:
+    """Compute the token and log-probability of each row of logits from its parts; it may keep it for its sequence."""
     room = (target.max_shared_bytes - 4 * BINS - 8) // 24  # maximum invocations
     workgroup = target.team if target.software else max(target.team, target.workgroup(min(1024, room)))
     lanes = Lanes(workgroup, workgroup)
@@ -308,8 +308,14 @@ def each_row(logits: DType, target: Target) -> KernelSpec:
         "  let token = min(at, P.length - 1u);",
         "  if (lid == 0u) { token_put(group, i32(token));",
         "    logprob_put(group, logits_at(base + token) - raw_high - log(raw_total));",
-        f"    let sequence = settings_at(mine + {len(SETTINGS) + 1}u);",
-        "    if (u32(sequence) < P.sequences) { latest_put(u32(sequence), i32(token)); } }",
+        *(
+            [
+                f"    let sequence = settings_at(mine + {len(SETTINGS) + 1}u);",
+                "    if (u32(sequence) < P.sequences) { latest_put(u32(sequence), i32(token)); } }",
+            ]
+            if keeps
+            else ["  }"]
+        ),
     ]
     helpers = f"{_CHANGE}\n{KEY_OF}\n{NOISE}\n{WORD}"
     return build(
@@ -317,8 +323,8 @@ def each_row(logits: DType, target: Target) -> KernelSpec:
         "\n".join(body),
         target=target,
         reads={"logits": Storage(logits), "settings": I32, "seen": I32, "parts": I32},
-        writes={"token": I32, "logprob": Storage(DType.F32), "latest": I32},
-        params=u32s("length", "words", "parts", "sequences"),
+        writes={"token": I32, "logprob": Storage(DType.F32), **({"latest": I32} if keeps else {})},
+        params=u32s("length", "words", "parts", *(["sequences"] if keeps else [])),
         workgroup=workgroup,
         shared={
             **best_memory(lanes, "highs", "raw_sums", "totals"),

@@ -90,6 +90,12 @@ class Tokenizer:
     def has_chat(self) -> bool:
         return self._chat is not None
 
+    @property
+    def vocabulary(self) -> dict[str, int]:
+        """All tokens with their ids, special ones included."""
+        tokens: dict[str, int] = self._call("fails", self._tokenizer.get_vocab)
+        return tokens
+
     def id_of(self, token: str | None) -> int | None:
         """Return the id of the token with this text."""
         return None if token is None else self._call("has no such token", lambda: self._tokenizer.token_to_id(token))

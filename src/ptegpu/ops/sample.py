@@ -121,12 +121,14 @@ def _before(k: int, rounds: list[Round], states: int) -> dict[str, int]:
 
 
 @op(SAMPLE_ROWS, mutates=["newest"], fits="logits float, settings int32, seen int32, newest int32[_]")
-def sample_rows(logits: Tensor, settings: Tensor, seen: Tensor, newest: Tensor, *, target: Target) -> Steps:
+def sample_rows(
+    logits: Tensor, settings: Tensor, seen: Tensor, newest: Tensor | None = None, *, target: Target
+) -> Steps:
     """Choose a token for each row of logits [1, W, V]; return tokens and log-probabilities: (W,) int32, (W,) float32.
 
     `settings` int32[W, 10] has the settings of `sample`, its flags `how`, and a sequence per row, whose token becomes
-    the `newest` one of that sequence, unless it is -1. `seen` [W, words] has bits for rows with PENALTY; it is [W, 0]
-    if no row has it.
+    the `newest` one of that sequence, unless it is -1, or `newest` is None. `seen` [W, words] has bits for rows with
+    PENALTY; it is [W, 0] if no row has it.
     """
     if logits.rank != 3 or logits.shape[0] != 1 or not logits.shape[2]:
         raise ShapeError(f"logits of {list(logits.shape)} are not [1, W, V]")
@@ -144,8 +146,11 @@ def sample_rows(logits: Tensor, settings: Tensor, seen: Tensor, newest: Tensor, 
     reads = [logits, settings, seen]
     params = {**shared, "span": row["span"]}
     yield Dispatch(row_parts(logits.dtype, target), reads, [statistics], rows * parts, params)
-    results, params = [token, logprob, newest], {**shared, "sequences": newest.numel}
-    yield Dispatch(each_row(logits.dtype, target), [*reads, statistics], results, rows, params)
+    results = [token, logprob]
+    if newest is not None:
+        results, shared = [*results, newest], {**shared, "sequences": newest.numel}
+    kernel = each_row(logits.dtype, newest is not None, target)
+    yield Dispatch(kernel, [*reads, statistics], results, rows, shared)
 
 
 @op(SCORE, fits="logits float, tokens int32")

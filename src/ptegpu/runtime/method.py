@@ -19,7 +19,7 @@ from .arrays import ArrayKind, as_array, assign, check_writable, fits, is_device
 from .signature import MethodSignature
 
 if TYPE_CHECKING:
-    from ..gpu import Device, DeviceTensor, Pending, SharedConstants
+    from ..gpu import Device, DeviceTensor, Pending, Session, SharedConstants
     from ..gpu.checks import Points
     from .runner import Extend, PlanRunner
 
@@ -52,16 +52,17 @@ class MethodRunner:
         extend: Mapping[int, Extend] = MappingProxyType({}),
         points: Points = (),
         progress: Progress = silent,
+        owner: Session | None = None,
     ) -> None:
         """Allocate, upload and compile. `extend` traces plans, by number, for further sizes; `points` are sizes to
-        compile for.
+        compile for. `owner` is the session of another method, whose states this one uses.
         """
         from .runner import PlanRunner
 
         for k, item in enumerate(self.items):
             if isinstance(item, Run):
                 plan, extender = self.compiled.plans[item.plan], extend.get(item.plan)
-                self.runners[k] = PlanRunner(plan, device, constants, extender, points, progress)
+                self.runners[k] = PlanRunner(plan, device, constants, extender, points, progress, owner)
         if len(self.items) > 1:
             arguments = set(self.compiled.given)
             for k, runner in self.runners.items():  # plans of every call, checked before one changes a state
@@ -141,6 +142,11 @@ class MethodRunner:
             case [Run() as run] if not self.compiled.states:
                 return all(o in run.outputs for o in self.compiled.outputs)
         return False
+
+    @property
+    def session(self) -> Session:
+        """The session of a method that is `in_one_plan`."""
+        return self.runners[0].session
 
     def start(self, arguments: Sequence[Any], hold: bool = False, read: bool = True) -> Running:
         """Run a method that is `in_one_plan` without waiting; arguments may be outputs of the last run."""

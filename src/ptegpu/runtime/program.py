@@ -130,8 +130,13 @@ def open_program(
     points: Mapping[str, Points] | None = None,
     first: Mapping[str, Points] | None = None,
     beside: Program | None = None,
+    states: Method | None = None,
 ) -> Program:
-    """Load a program; see `load` for the parameters."""
+    """Load a program; see `load` for the parameters.
+
+    It shares the states of the method `states` of the program `beside`, must write the same ones, and must be closed
+    before that one. Both methods are in one plan. Its buffers are only large enough for `points`.
+    """
     budget, first = Budget(options.limits), first or {}
     with budget.spending("loading it"):
         bundle = source if isinstance(source, Bundle) else find_bundle(source)
@@ -162,9 +167,9 @@ def open_program(
         def planning(_plan: str, done: int, of: int) -> None:
             options.progress("Planning", done, of)
 
-        compiled, planners = plan_methods(cuts, target, sizes, points, planning, shared.names)
+        compiled, planners = plan_methods(cuts, target, sizes, points, planning, shared.names, tight=states is not None)
         bundle = Bundle(shared.file, (target,), (compiled,), planners)
-        return Program(bundle, compiled, replace(options, device=device), first, budget, shared)
+        return Program(bundle, compiled, replace(options, device=device), first, budget, shared, states)
 
 
 @dataclass(frozen=True, eq=False)
@@ -215,6 +220,7 @@ class Program:
         first: Mapping[str, Points],
         budget: Budget,
         shared: _Shared | None = None,
+        states: Method | None = None,
     ) -> None:
         self._shared = shared or _Shared(bundle.file)
         self._shared.bundles.append(bundle)
@@ -241,7 +247,8 @@ class Program:
 
                     extend = {k: extender(p) for k, p in planners.items()}
                     points = first.get(name, ())
-                    method.open(self.device, self._shared.constants, extend, points, options.progress)
+                    owner = None if states is None else states._method.session
+                    method.open(self.device, self._shared.constants, extend, points, options.progress, owner)
                 else:
                     method.reset()
                 detach_from_file(method.compiled, planners.values())

@@ -51,13 +51,14 @@ class PlanRunner:
         extend: Extend | None = None,
         points: Points = (),
         progress: Progress = silent,
+        owner: Session | None = None,
     ) -> None:
         self.device, self._extend = device, extend
         self.extended = 0  # number of extensions of the plan
         self._early: IndexBounds | None = None
         self._bounds: tuple[RecordedSteps, IndexBounds] | None = None  # at the sizes of the last run
         self._take(plan)
-        self.session = Session(device, constants)
+        self.session = Session(device, constants, owner)
         self.loaded = self.session.prepare(plan, points, progress)
 
     def run(self, inputs: Sequence[Argument], read: Sequence[int] | None = None) -> list[Argument]:

@@ -28,8 +28,11 @@ COUNTERS = {
     "prompt_tokens": "tokens of prompts",
     "cached_tokens": "tokens of prompts found in the cache",
     "generated_tokens": "tokens generated",
+    "proposed_tokens": "tokens that speculative decoding proposed",
+    "accepted_tokens": "of these, tokens that were right",
     "restarts": "restarts of workers that ended",
 }
+COUNTED = {"restarts": "restarts", "proposed_tokens": "proposed", "accepted_tokens": "accepted"}  # by fields of Stats
 HISTOGRAMS: dict[str, tuple[Sequence[float], str]] = {
     "request_seconds": (REQUEST, "seconds from a request to the end of its answer"),
     "first_token_seconds": (REQUEST, "seconds from a request to its first token"),
@@ -77,7 +80,8 @@ class Metrics:
         lines: list[str] = []
         stats: dict[str, Stats] = {name: engine.stats() for name, engine in engines.items()}
         for model, state in stats.items():
-            self._counts["restarts"][("model", model),] = state.restarts
+            for name, field in COUNTED.items():
+                self._counts[name][("model", model),] = getattr(state, field)
         for name, help in COUNTERS.items():
             lines += _head(f"{name}_total", "counter", help)
             lines += [_line(f"ptegpu_{name}_total", labels, n) for labels, n in self._counts[name].items()]

@@ -14,6 +14,7 @@ from ..models.door import ProgramSource
 from ..models.kinds import KINDS, resolve
 from ..models.text.batch import BatchEngine
 from ..models.text.signature import read_signature
+from ..models.text.speculation import Speculate
 from ..models.tokenizer import find_files
 from ..progress import Progress, silent
 from .encoder import EmbeddingEngine
@@ -28,6 +29,8 @@ class EngineLimits(NamedTuple):
 
     sequences: int = 64  # requests that run at once
     memory: int | None = None  # upper bound for caches, in bytes; None: what the requests can use
+    speculate: Speculate | None = None  # None: off, or auto with a draft model
+    draft: Path | None = None  # a smaller model that proposes tokens
 
 
 def open_model(
@@ -60,7 +63,7 @@ def open_writer(
     find_files(source.path, tokenizer)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # `alone` has the reason
-        opened = BatchEngine(source, options, tokenizer, queue=None, sequences=room.sequences, memory=room.memory)
+        opened = BatchEngine(source, options, tokenizer, queue=None, **room._asdict())
     try:
         assert opened.tokenizer
         if prepare:

@@ -33,7 +33,7 @@ SPAWN = multiprocessing.get_context("spawn")  # a GPU does not survive a fork
 FIRST, LONGEST = 1.0, 60.0  # seconds before a restart
 STEADY = 60.0  # seconds after which a worker counts as healthy
 END = 30.0  # seconds that a worker has to end
-SUMMED = ("queue", "running", "batch", "tokens_per_second", "pages_used", "pages_total")
+SUMMED = ("queue", "running", "batch", "tokens_per_second", "pages_used", "pages_total", "proposed", "accepted")
 IDLE = Stats(0, 0, 0, 0.0, 0, 0)
 
 

@@ -22,12 +22,14 @@ from typing import Any, NamedTuple
 from ...errors import InvalidInput, UnsupportedProgram
 from ..door import Loading, Openable, ProgramSource, loading
 from ..kinds import LANGUAGE
-from .engine import Runner, TextEngine
+from .draft import open_draft
+from .engine import Stats, TextEngine
 from .handle import Finished, Handle, Outcome, Piece
 from .paged import PREFILL_ROWS, PagedRunner
 from .prompts import GenerationOptions, Prompt, Prompts
 from .sequential import SequentialRunner
 from .signature import read_signature
+from .speculation import Speculate, count_of
 
 SEQUENCES = 64
 QUEUE = 256
@@ -58,6 +60,8 @@ class BatchEngine(TextEngine, Prompts):
     `rows` tokens, and at most `beside` tokens of prompts when texts are in progress: fewer make the time between tokens
     more even, and prompts slower. Other arguments are those of `LanguageModel`. A program that cannot be turned into
     one for several sequences serves one request at a time, and `alone` says why; `one_by_one=False` refuses it.
+    `speculate` is that of requests without the option, by default "off", or "auto" with a draft model. `draft` proposes
+    tokens while a single request runs.
     """
 
     def __init__(
@@ -73,17 +77,22 @@ class BatchEngine(TextEngine, Prompts):
         rows: int | None = None,
         beside: int = PREFILL_ROWS,
         one_by_one: bool = True,
+        speculate: Speculate | None = None,
+        draft: Openable | None = None,
         **more: Any,
     ) -> None:
         for name, value in (("sequences", sequences), ("queue", queue), ("rows", rows), ("beside", beside)):
             if value is not None and value < 1:
                 raise InvalidInput(f"{name} must be at least 1, not {value}")
+        if speculate is None:
+            speculate = "off" if draft is None else "auto"
+        count_of(speculate)  # refuses other values
         options = loading(options, more)
         opened = ProgramSource.of(source, options, LANGUAGE)
         Prompts.__init__(self, opened.path, read_signature(opened.file, opened.card), tokenizer)
         limit = math.inf if queue is None else queue
         self.alone = ""
-        runner: Runner
+        runner: PagedRunner | SequentialRunner
         try:
             runner = PagedRunner(
                 opened.program, self.signature, options, sequences=sequences, data=data, memory=memory, rows=rows,
@@ -96,9 +105,21 @@ class BatchEngine(TextEngine, Prompts):
             warnings.warn(f"{reason}; requests are served one at a time", stacklevel=2)
             runner = SequentialRunner(opened, self.signature, options, data=data, chunk=rows, queue=limit)
         TextEngine.__init__(self, runner)
+        self.speculate = speculate
+        try:
+            if draft is not None:
+                open_draft(self, runner, draft, options)
+            if speculate != "off":
+                runner.refusal_to_verify()  # loads what verifies
+        except BaseException:
+            self.close()
+            raise
         name, has_chat = self._path.stem if self._path else "model", self.has_tokenizer and self.tokenizer.has_chat
         context, vocabulary = self.signature.context, self.signature.vocabulary
         self.model = Served(name, context, vocabulary, has_chat, runner.scheduler.sequences)
+
+    def stats(self) -> Stats:
+        return super().stats()._replace(proposed=self.acceptance.proposed, accepted=self.acceptance.accepted)
 
     def submit(
         self, prompt: Prompt, options: BatchOptions | None = None, on_event: Callable[[Outcome], object] | None = None
@@ -111,7 +132,9 @@ class BatchEngine(TextEngine, Prompts):
         deadline, owner = time.monotonic() + settings.pop("timeout", math.inf), settings.pop("owner", "")
         tokens = self.encode(prompt)
         return self.enqueue(
-            self.request(tokens, settings, deadline=deadline, owner=owner, with_bytes=True, on_event=on_event)
+            self.request(
+                tokens, settings, self.runner, deadline=deadline, owner=owner, with_bytes=True, on_event=on_event
+            )
         )
 
     async def stream(

@@ -13,6 +13,7 @@ from ...sampling import MODES, PENALTY, words_of
 from ..card import Card
 from ..kinds import Additions
 from .signature import METHOD, TextSignature, read_signature
+from .speculation import MOST
 
 if TYPE_CHECKING:
     from ...compiler import Append, Tail
@@ -37,6 +38,13 @@ def sampling_of(signature: TextSignature) -> Append:
     from ...compiler.decoding import sampling
 
     return sampling(signature.vocabulary, signature.chunk if signature.every else 1)
+
+
+def verifying_of(signature: TextSignature) -> Append:
+    """Return what turns `forward` into a method that chooses a token after each of several rows."""
+    from ...compiler.decoding import verifying
+
+    return verifying(signature.vocabulary, signature.chunk)
 
 
 def serving_of(signature: TextSignature, pages: Count, sequences: int) -> Append:
@@ -90,17 +98,37 @@ def points_of(signature: TextSignature) -> Sequence[Mapping[str, int]]:
     return points + [point(n, n if signature.every else 1, 0) for n in lengths]
 
 
+def verifying_points(signature: TextSignature) -> list[dict[str, int]]:
+    """Return the sizes of runs that verify proposals: every number of rows, with and without a penalty.
+
+    They include the least and the largest position, because buffers are made for these points.
+    """
+    words, most = words_of(signature.vocabulary), min(MOST + 1, signature.chunk)
+
+    def point(rows: int, words: int) -> dict[str, int]:
+        names = ["input 0[1]", "wanted[0]", "settings[0]", "seen[0]"]
+        names += ["input 2[1]", "input 3[1]"] if signature.pictures else []
+        position = 0 if words else signature.context - most
+        return {"seen[1]": words, "input 1": position} | dict.fromkeys(names, rows)
+
+    return [point(rows, seen_words) for seen_words in (0, words) for rows in range(2, most + 1)]
+
+
 def serving_points(signature: TextSignature, rows: int, sequences: int) -> list[dict[str, int]]:
-    """Return the sizes to plan for: every number of rows and of sampled rows, with and without a penalty."""
+    """Return the sizes to plan for: every number of rows and of sampled rows, with and without a penalty.
+
+    If all rows are sampled, each belongs to another sequence, or some are proposals.
+    """
     words = words_of(signature.vocabulary)
     sizes = [(n, sampled) for n in range(1, rows + 1) for sampled in {1, min(n, sequences)}]
     sizes += [(n, sampled) for sampled in range(1, sequences + 1) for n in {sampled, rows}]
 
-    def point(n: int, sampled: int, words: int) -> dict[str, int]:
+    def point(n: int, sampled: int, words: int, single: int) -> dict[str, int]:
         counts = {f"{name}[0]": sampled for name in ("wanted", "settings", "seen")}
-        return {"input 0[1]": n, "rows[0]": n, "seen[1]": words, "single": int(n == sampled), **counts}
+        return {"input 0[1]": n, "rows[0]": n, "seen[1]": words, "single": single, **counts}
 
-    return [point(n, sampled, seen_words) for seen_words in (0, words) for n, sampled in sizes]
+    singles = [(n, sampled, single) for n, sampled in sizes for single in {int(n == sampled), int(n == sampled == 1)}]
+    return [point(n, sampled, seen_words, single) for seen_words in (0, words) for n, sampled, single in singles]
 
 
 def check_chunk(signature: TextSignature) -> None:

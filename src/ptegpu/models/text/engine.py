@@ -20,13 +20,14 @@ from ...errors import Closed, DeviceLost, ExecutionError
 from ...gpu import threads
 from .handle import Handle
 from .schedule import Event, PlannedRun, Scheduler
+from .speculation import Verifier
 
 RECENT = 256  # runs that the rate is measured over
 
 Results = Callable[[], tuple[list[int], list[float]]]  # waits; tokens and log-probabilities of the sampled rows
 
 
-class Runner(Protocol):
+class Runner(Verifier, Protocol):
     """Runs what a scheduler plans."""
 
     scheduler: Scheduler
@@ -53,6 +54,8 @@ class Stats(NamedTuple):
     workers: int = 1  # processes that it consists of
     down: int = 0  # of these, processes that are being restarted
     restarts: int = 0  # since the beginning
+    proposed: int = 0  # tokens of speculative decoding, since the beginning
+    accepted: int = 0
 
 
 class TextEngine:
@@ -64,7 +67,8 @@ class TextEngine:
         self._thread: threads.ThreadJob[None] | None = None  # from the first request in the queue on
         self._closing = False
         self._error: Exception | None = None  # after which nothing runs
-        self._started: deque[tuple[PlannedRun, Results]] = deque()
+        self._started: deque[tuple[PlannedRun, Results, float]] = deque()  # and when
+        self._collected = 0.0  # when the latest results came
         self._rows = 0
         self._recent: deque[tuple[float, int]] = deque([(time.monotonic(), 0)], RECENT)
 
@@ -155,14 +159,15 @@ class TextEngine:
             for request in run.requests:
                 request.caller.since = request.caller.since or time.perf_counter()
             try:
+                run.propose()
                 results = self.runner.start(run)
             except Exception as error:
                 results = partial(_throw, error)  # after the results of earlier runs
-            self._started.append((run, results))
+            self._started.append((run, results, time.perf_counter()))
         if self._started and (not run or len(self._started) > self.runner.ahead):
             self._collect(*self._started.popleft())
 
-    def _collect(self, run: PlannedRun, results: Results) -> None:
+    def _collect(self, run: PlannedRun, results: Results, started: float) -> None:
         """Wait for a run and send its results."""
         try:
             tokens, logprobs = results()
@@ -172,7 +177,9 @@ class TextEngine:
                 self._error = error
             self._end_all(error, waiting=self._error is not None)  # what the pages hold is unknown now
             return
+        before, self._collected = self._collected, time.perf_counter()
         with self._wake:
+            self._scheduler.costs.add(len(run.rows), self._collected - max(started, before))
             events = self._scheduler.done(run, tokens, logprobs)
             self._recent.append((time.monotonic(), len(events)))
         self._send(events)

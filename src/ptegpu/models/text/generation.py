@@ -1,4 +1,4 @@
-"""The result of a prompt: text, tokens, the reason for its end, and timings."""
+"""The result of a prompt: text, tokens, the reason for its end, and timings, and what became of proposed tokens."""
 
 from __future__ import annotations
 
@@ -29,6 +29,25 @@ class Timings:
 
 
 @dataclass(slots=True)
+class Acceptance:
+    """Proposed tokens of speculative decoding, and those that were accepted."""
+
+    runs: int = 0  # that verified proposals
+    proposed: int = 0
+    accepted: int = 0
+    reason: str = ""  # why the model verifies none
+
+    def add(self, proposed: int, accepted: int) -> None:
+        """Count a run."""
+        self.runs, self.proposed, self.accepted = self.runs + 1, self.proposed + proposed, self.accepted + accepted
+
+    @property
+    def rate(self) -> float:
+        """The share of the proposed tokens that was accepted; 0 if none was proposed."""
+        return self.accepted / self.proposed if self.proposed else 0.0
+
+
+@dataclass(slots=True)
 class Generation:
     """The result of a prompt. Stop tokens are in neither `text` nor `tokens`; a stop string is in `tokens` only.
 
@@ -44,3 +63,4 @@ class Generation:
     logprobs: list[float] = field(default_factory=list)
     finish_reason: FinishReason | None = None  # None: still running
     timings: Timings = field(default_factory=Timings)
+    speculation: Acceptance | None = None  # None: it was off

@@ -13,6 +13,7 @@ from ...errors import InvalidInput, UnsupportedProgram
 from ...gpu import Lock
 from ..door import Loading, Openable, ProgramSource, loading
 from ..kinds import LANGUAGE
+from .draft import open_draft
 from .engine import TextEngine
 from .generation import Generation
 from .handle import Stream
@@ -36,7 +37,8 @@ class LanguageModel(Prompts):
     `options` are `LoadOptions`, or a device; `more` are their fields by name. The tokenizer is searched for beside the
     model (`NAME.tokenizer.json`, `tokenizer.json`), or given as a file or folder. Without one, prompts are lists of
     tokens. `data` is one or several `.ptd` files. `chunk` is how many tokens of a prompt run at once. With the option
-    `cache="f16"` or `"q8"`, long contexts are faster and take less memory.
+    `cache="f16"` or `"q8"`, long contexts are faster and take less memory. `draft` is a smaller model of the same
+    vocabulary, whose tokens this one verifies; then speculation is "auto" by default (docs/generate.md).
     """
 
     def __init__(
@@ -47,6 +49,7 @@ class LanguageModel(Prompts):
         *,
         data: Any = None,
         chunk: int | None = None,
+        draft: Openable | None = None,
         **more: Any,
     ) -> None:
         options = loading(options, more)
@@ -58,6 +61,13 @@ class LanguageModel(Prompts):
         self._batch: TextEngine | None = None  # of the same program for several sequences
         self._batch_source: Any = (opened.program, self.signature, options), data  # None: it cannot serve several
         self._lock = Lock()
+        if draft is not None:
+            self.speculate = "auto"
+            try:
+                open_draft(self, self.runner, draft, options)
+            except BaseException:
+                self.close()
+                raise
 
     @property
     def cached(self) -> tuple[int, ...]:
@@ -93,7 +103,7 @@ class LanguageModel(Prompts):
     ) -> Generation:
         """Return the continuation of a prompt. `stream` is called with each piece of text as it comes."""
         if stream is None:
-            handle = self.request(self.encode(prompt, pictures), options, lookahead=LOOKAHEAD)
+            handle = self.request(self.encode(prompt, pictures), options, self.runner, lookahead=LOOKAHEAD)
             return self._engine.attach(handle).wait()
         pieces = self.stream(prompt, pictures=pictures, **options)
         for text in pieces:
@@ -109,7 +119,7 @@ class LanguageModel(Prompts):
         engine = self._batch_engine() if len(tokens) > 1 else None
         if engine is None:
             return [self.generate(prompt, **options) for prompt in tokens]
-        handles = [engine.enqueue(self.request(prompt, options)) for prompt in tokens]
+        handles = [engine.enqueue(self.request(prompt, options, engine.runner)) for prompt in tokens]
         try:
             return [handle.wait() for handle in handles]
         except BaseException:
@@ -121,7 +131,7 @@ class LanguageModel(Prompts):
         self, prompt: Prompt, *, pictures: Sequence[Picture] = (), **options: Unpack[GenerationOptions]
     ) -> Stream:
         """Return an iterator over the text of the continuation; its `generation` has the rest."""
-        return Stream(self._engine.attach(self.request(self.encode(prompt, pictures), options)))
+        return Stream(self._engine.attach(self.request(self.encode(prompt, pictures), options, self.runner)))
 
     def chat(self, system: str | None = None, **options: Unpack[GenerationOptions]) -> Conversation:
         """Return a conversation with the model."""

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any, Self, TypedDict, cast
 
 from ...errors import InvalidInput
 from ..tokenizer import Detokenizer, StopStrings, Tokenizer, find_tokenizer
-from .generation import Generation
+from .generation import Acceptance, Generation
 from .handle import Handle, Outcome
 from .sampling import Sampler, Sampling
 from .schedule import TextRequest
 from .signature import TextSignature
+from .speculation import Speculate, Speculation, Verifier, count_of
 
 if TYPE_CHECKING:
     from ..template import Message
@@ -41,6 +42,7 @@ class GenerationOptions(TypedDict, total=False):
     seed: int | None
     stop: str | Iterable[str]  # strings that end the text; not part of it
     stop_tokens: Iterable[int]  # instead of the model's own
+    speculate: Speculate  # "off", "auto" or a number of proposals; see `speculation.py`
 
 
 class Prompts:
@@ -52,6 +54,8 @@ class Prompts:
     def __init__(self, path: Path | None, signature: TextSignature, tokenizer: str | os.PathLike[str] | None) -> None:
         self.signature = signature
         self.pictures: Pictures | None = None  # those that the model has seen, if it can see
+        self.speculate: Speculate = "off"  # unless a request says otherwise
+        self.acceptance = Acceptance()  # of all requests
         self._path = path
         self._tokenizer_path = tokenizer
         self._tokenizer: Tokenizer | None = None
@@ -109,6 +113,7 @@ class Prompts:
         self,
         tokens: list[int],
         options: Mapping[str, object],
+        verifier: Verifier,
         *,
         deadline: float = math.inf,
         owner: str = "",
@@ -118,25 +123,30 @@ class Prompts:
     ) -> Handle:
         """Return a request for the continuation of a checked prompt; `options` are `GenerationOptions`.
 
-        `with_bytes` adds to each piece the bytes of its token.
+        `with_bytes` adds to each piece the bytes of its token. The `verifier` will run the request.
         """
         settings: dict[str, Any] = dict(options)
         max_tokens = settings.pop("max_tokens", MAX_TOKENS)
         if max_tokens < 0:
             raise InvalidInput(f"max_tokens must be at least 0, not {max_tokens}")
         stop, stop_tokens = settings.pop("stop", ()), settings.pop("stop_tokens", None)
+        count = count_of(settings.pop("speculate", self.speculate))
         sampling = Sampling(**settings)
         vocabulary, context = self.signature.vocabulary, self.signature.context
         detokenizer = None
         if self.has_tokenizer:
             detokenizer = Detokenizer(self.tokenizer, [t for t in tokens if t < vocabulary])
         ends = self.stop_tokens if stop_tokens is None else frozenset(stop_tokens)
-        request = TextRequest(
-            tokens, max_tokens, Sampler(sampling, vocabulary), context, ends, deadline, owner, lookahead=lookahead
-        )
+        sampler, generation = Sampler(sampling, vocabulary), Generation(tokens, cast(int, sampling.seed))
+        request = TextRequest(tokens, max_tokens, sampler, context, ends, deadline, owner, lookahead=lookahead)
+        if count != 0:
+            generation.speculation = Acceptance(reason=verifier.refusal_to_verify())
+            if not generation.speculation.reason:
+                records = generation.speculation, self.acceptance
+                request.speculation = Speculation(verifier.sources(tokens, sampling), count, records)
         stops = StopStrings([stop] if isinstance(stop, str) else stop)
         bytes_of = self.tokenizer.bytes_of if detokenizer and with_bytes else None
-        return Handle(request, Generation(tokens, cast(int, sampling.seed)), detokenizer, stops, bytes_of, on_event)
+        return Handle(request, generation, detokenizer, stops, bytes_of, on_event)
 
     def _parts(self, messages: Sequence[Message]) -> list[Message]:
         """Return messages for a template. That of a model that sees takes contents as lists of parts."""

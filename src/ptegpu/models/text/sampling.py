@@ -7,6 +7,7 @@ import secrets
 import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,7 +17,8 @@ from ...sampling import DRAW, GREEDY, PENALTY, SETTINGS, TOP_K, TOP_P, words_of
 SEEDS = 1 << 32
 pack_step, pack_row = struct.Struct("<I").pack, struct.Struct("<Iii").pack
 LARGEST = 3.4e38  # within float32
-UNUSED = struct.pack(f"<{len(SETTINGS) + 1}ii", *(len(SETTINGS) + 1) * [0], -1)  # of a row whose token is not used
+NO_SEQUENCE = -1  # of a row whose token no later run takes from the GPU
+UNUSED = struct.pack(f"<{len(SETTINGS) + 1}ii", *(len(SETTINGS) + 1) * [0], NO_SEQUENCE)  # if there are no rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,10 +92,7 @@ class Sampler:
     def seen_bits(self, text: Sequence[int]) -> np.ndarray:
         """Return the bits of all tokens of a text, which only grows between calls. Rows of pictures have none."""
         if self.penalises:
-            bits = self._bits.view(np.uint32)
-            for token in text[self._counted :]:
-                if token < self._vocabulary:
-                    bits[token >> 5] |= np.uint32(1 << (token & 31))
+            _mark(self._bits, (token for token in text[self._counted :] if token < self._vocabulary))
             self._counted = len(text)
         return self._bits
 
@@ -101,24 +100,40 @@ class Sampler:
 NO_SAMPLING = np.zeros(len(SETTINGS), np.int32), np.zeros(1, np.int32), 0  # operands of a call for scores alone
 
 
-def row_operands(
-    rows: Iterable[tuple[Sampler, int, int, Sequence[int]]], vocabulary: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return settings and seen tokens for several rows, each a sampler, the step, the sequence and the text so far.
+class SampledRow(NamedTuple):
+    """A row after which a token is chosen, the `step`-th of the text; it becomes the latest token of the sequence."""
+
+    sampler: Sampler
+    step: int
+    text: Sequence[int]
+    proposals: Sequence[int] = ()  # after the text
+    sequence: int = NO_SEQUENCE
+
+
+def row_operands(rows: Iterable[SampledRow], vocabulary: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return settings and seen tokens for several rows.
 
     There is at least one row of settings. Rows of seen tokens are empty if no sampler has a penalty.
     """
     rows = list(rows)
     settings = np.frombuffer(
-        b"".join(s.sampling.row(step, sequence) for s, step, sequence, _ in rows) or UNUSED, np.int32
+        b"".join(row.sampler.sampling.row(row.step, row.sequence) for row in rows) or UNUSED, np.int32
     )
     settings = settings.reshape(max(1, len(rows)), -1)
-    penalised = any(sampler.penalises for sampler, *_ in rows)
+    penalised = any(row.sampler.penalises for row in rows)
     bits = np.zeros((len(settings), words_of(vocabulary) if penalised else 0), np.int32)
-    for k, (sampler, _, _, text) in enumerate(rows):
+    for k, (sampler, _, text, proposals, _) in enumerate(rows):
         if sampler.penalises:
             bits[k] = sampler.seen_bits(text)
+            _mark(bits[k], proposals)
     return settings, bits
+
+
+def _mark(bits: np.ndarray, tokens: Iterable[int]) -> None:
+    """Set the bits of tokens."""
+    words = bits.view(np.uint32)
+    for token in tokens:
+        words[token >> 5] |= np.uint32(1 << (token & 31))
 
 
 def _check(name: str, value: float, low: float, high: float, expected: str, *, above: bool = False) -> None:

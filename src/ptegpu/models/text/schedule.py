@@ -5,6 +5,9 @@ prompts wait for texts, never the other way round. A running request has a slot,
 pages run out, the youngest request gives its pages back and waits. The tokens it has generated are part of its prompt
 when it is admitted again. So the oldest request always advances, and each gets the tokens that it would get alone.
 
+A request may also have rows for proposed tokens. Those that turn out to be wrong leave keys and values behind the text,
+which later rows overwrite; and the request waits for the result, because it does not know its length before.
+
 A run may be planned before the results of the previous one are known; a row then takes its token from that run, on the
 GPU. Results for a request that turns out to have ended are dropped.
 """
@@ -13,6 +16,7 @@ from __future__ import annotations
 
 import math
 from bisect import insort
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
@@ -21,6 +25,7 @@ from ...errors import InvalidInput, QueueFull
 from .generation import FinishReason
 from .pages import Pages
 from .sampling import Sampler
+from .speculation import Costs, Proposals, Speculation
 
 LATEST = -1  # in place of a token that the previous run chooses
 Reason = FinishReason | Literal["failed"]  # failed: its logits are not finite numbers
@@ -49,6 +54,7 @@ class TextRequest:
     owner: str = ""  # owners take turns
     caller: Any = None  # whatever events go to
     lookahead: int = 1  # steps in one submit, if the caller waits for the end only
+    speculation: Speculation | None = None  # None: no proposals
     cancelled: bool = False  # set by any thread, or by a signal handler
 
     state: State = field(default="new", init=False)
@@ -56,12 +62,14 @@ class TextRequest:
     pending: int = field(default=0, init=False)  # tokens beyond these that started runs will give
     computed: int = field(default=0, init=False)  # tokens whose keys and values are in pages, after the planned runs
     reused: int = field(default=0, init=False)  # tokens of the prompt that were in the cache at the start
+    verifying: bool = field(default=False, init=False)  # a started run has rows for proposals
     pages: list[int] = field(default_factory=list, init=False)
     moved: bool = field(default=True, init=False)  # its pages are others than the runner knows
     registered: int = field(default=0, init=False)  # pages that are registered for reuse
     slot: int = field(default=-1, init=False)
     turn: tuple[int, int] = field(default=(0, 0), init=False)  # smaller is older
     preempted: int = field(default=0, init=False)  # times
+    accepted: deque[tuple[int, float]] = field(default_factory=deque, init=False)  # tokens to take before the next run
 
     def __post_init__(self) -> None:
         self.tokens = list(self.prompt)
@@ -69,6 +77,11 @@ class TextRequest:
     @property
     def generated(self) -> int:
         return len(self.tokens) - len(self.prompt)
+
+    @property
+    def room(self) -> int:
+        """The number of tokens that may be proposed after the text, at most."""
+        return min(self.max_tokens - self.generated - 1, self.context - len(self.tokens))
 
     def add(self, token: int, logprob: float) -> tuple[int | None, float, Reason | None]:
         """Append the token that was chosen, unless it ends the text; return that as an event has it."""
@@ -83,6 +96,14 @@ class TextRequest:
         return token, logprob, "context" if count > self.context else None
 
 
+class PlannedProposals(NamedTuple):
+    """Proposals for a request, and the number of their first row, among all rows and among the sampled ones."""
+
+    choice: Proposals
+    row: int
+    sampled: int
+
+
 @dataclass(slots=True)
 class PlannedRun:
     """The rows of a run: tokens with their slots and positions, and the rows after which a token is sampled."""
@@ -92,14 +113,26 @@ class PlannedRun:
     sample_rows: list[int] = field(default_factory=list)
     sample_requests: list[TextRequest] = field(default_factory=list)  # for each sampled row
     steps: list[int] = field(default_factory=list)  # for each sampled row, the number of the token in its text
+    proposals: list[Sequence[int]] = field(default_factory=list)  # for each sampled row, those between text and token
+    verified: dict[TextRequest, PlannedProposals] = field(default_factory=dict)  # of the requests with proposals
+
+    def propose(self) -> None:
+        """Compute the proposals, in place of the zeros that the plan has for them."""
+        for request, (choice, row, sampled) in self.verified.items():
+            proposals = choice.source.propose(request.tokens, choice.number)
+            self.tokens[row : row + len(proposals)] = proposals
+            for k in range(len(proposals)):
+                self.proposals[sampled + k] = proposals[: k + 1]
+
     requests: list[TextRequest] = field(default_factory=list)  # all that have rows
 
 
 class Scheduler:
     """Requests that wait and run, planned into runs of at most `rows` rows.
 
-    At most `prefill_rows` of them belong to prompts if the run also has texts in progress. At most `limit` requests
-    wait. Between `plan` and `done` of a run, `plan` is called at most once more.
+    At most `prefill_rows` of them belong to prompts if the run also has texts in progress. A run chooses at most
+    `sampled` tokens, by default one for each sequence. At most `limit` requests wait. Between `plan` and `done` of a
+    run, `plan` is called at most once more.
     """
 
     def __init__(
@@ -110,6 +143,7 @@ class Scheduler:
         rows: int,
         prefill_rows: int | None = None,
         limit: float = math.inf,
+        sampled: int | None = None,
     ) -> None:
         if pages.count * pages.size < context:
             raise InvalidInput(f"{pages.count} pages of {pages.size} tokens cannot hold a context of {context}")
@@ -117,6 +151,8 @@ class Scheduler:
             raise InvalidInput(f"{rows} rows of a run cannot serve {sequences} sequences")
         self.pages, self.sequences, self.rows, self.limit = pages, sequences, rows, limit
         self.prefill_rows = rows if prefill_rows is None else max(1, prefill_rows)
+        self.sampled = sequences if sampled is None else sampled
+        self.costs = Costs()  # of runs
         self.waiting: list[TextRequest] = []  # the next one first
         self.running: list[TextRequest] = []  # the oldest first
         self._slots = list(range(sequences))[::-1]  # free ones
@@ -159,22 +195,31 @@ class Scheduler:
     def plan(self) -> PlannedRun | None:
         """Return the next run; None if there is nothing to do before the results of a started run are known."""
         run = PlannedRun()
-        for request in list(self.running):
-            if request.state == "running" and self.needs_one_row(request) and self._grow(request):
+        for k, request in enumerate(running := list(self.running)):
+            if request.state != "running" or not self.needs_one_row(request):
+                continue
+            choice = self._choose(run, request, len(running) - k)
+            if choice and request.pending:  # its latest token must be known before the proposals after it
+                continue
+            if self._grow(request):
                 self._add_rows(run, request, 1)
+                if choice:
+                    self._add_proposals(run, request, choice)
         room = self.rows - len(run.rows)
         if run.rows:
             room = min(room, self.prefill_rows)
         for request in self.running:
             if room and not request.pending:
                 room -= self._add_rows(run, request, room)
-        while room and (admitted := self._admit()):
+        while room and len(run.sample_rows) < self.sampled and (admitted := self._admit()):
             room -= self._add_rows(run, admitted, room)
         return run if run.rows else None
 
     def needs_one_row(self, request: TextRequest) -> bool:
         """Return whether a row for its newest token is all that a request needs to get the next one."""
         length = len(request.tokens) + request.pending
+        if request.verifying:
+            return False
         if not request.pending:
             return length - request.computed == 1
         unfinished = length - len(request.prompt) < request.max_tokens and length <= request.context
@@ -185,11 +230,15 @@ class Scheduler:
 
         A request that has lost its pages since keeps its token, unless a later run has given the same one.
         """
-        events = []
-        for request, step, token, logprob in zip(run.sample_requests, run.steps, tokens, logprobs, strict=True):
-            if request.state != "ended" and request.generated == step:
+        events: list[Event] = []
+        rows = zip(run.sample_requests, run.steps, run.proposals, tokens, logprobs, strict=True)
+        for request, step, proposals, token, logprob in rows:
+            same = not proposals or request.tokens[-len(proposals) :] == proposals
+            if request.state != "ended" and request.generated == step and same:
                 events.append(Event(request, *request.add(token, logprob)))
-                request.pending = max(0, request.pending - 1)
+                request.pending = 0 if proposals else max(0, request.pending - 1)
+        for request, (choice, _, _) in run.verified.items():
+            self._verified(request, choice, sum(event.request is request for event in events))
         for request in run.requests:
             if request.state == "running":
                 self._register(request)
@@ -232,10 +281,47 @@ class Scheduler:
             run.sample_rows.append(len(run.rows) - 1)
             run.sample_requests.append(request)
             run.steps.append(length - len(request.prompt))
+            run.proposals.append([])
             request.pending += 1
         for k in range(first // size, min(end, count) // size):  # full with this run
             self.pages.register(request.pages[k], *self._key(request, k))
         return end - first
+
+    def _choose(self, run: PlannedRun, request: TextRequest, left: int) -> Proposals | None:
+        """Return proposals for a request that are worth their rows; `left` requests have none in this run yet."""
+        if request.speculation is None:
+            return None
+        rows = len(run.rows) + left
+        spare = min(self.rows - rows, self.sampled - len(run.sample_rows) - left) // left
+        # Pages for proposals are taken only where each running request can still get one.
+        ready = len(request.pages) + max(0, self.pages.available - len(self.running))
+        most = min(request.room, spare, ready * self.pages.size - len(request.tokens))
+        if most < 1:
+            return None
+        return request.speculation.choose(request.tokens, most, self.costs, rows, len(run.requests) + left)
+
+    def _add_proposals(self, run: PlannedRun, request: TextRequest, choice: Proposals) -> None:
+        """Add rows for proposals after the row of a request's latest token; `propose` computes them."""
+        first, count = request.computed, choice.number
+        while len(request.pages) * self.pages.size < first + count:
+            request.pages.append(self.pages.allocate())
+            request.moved = True
+        row, sampled = len(run.rows), len(run.sample_rows)
+        run.verified[request] = PlannedProposals(choice, row, sampled)
+        run.tokens += [0] * count
+        run.rows += [(request.slot, first + k) for k in range(count)]
+        run.sample_rows += range(row, row + count)
+        run.sample_requests += [request] * count
+        run.steps += range(request.generated + 1, request.generated + 1 + count)
+        run.proposals += [()] * count
+        request.computed, request.verifying = first + count, True
+
+    def _verified(self, request: TextRequest, choice: Proposals, tokens: int) -> None:
+        """Take back the rows of wrong proposals, after a run that gave `tokens` tokens."""
+        request.verifying = False
+        request.computed = min(request.computed, len(request.tokens) - 1)
+        if tokens and request.speculation:
+            request.speculation.learn(choice, tokens - 1)
 
     def _reuse(self, request: TextRequest) -> None:
         """Take registered pages in place of tokens to run. The last token always runs."""
@@ -286,3 +372,4 @@ class Scheduler:
     def _release(self, request: TextRequest) -> None:
         self.pages.release(request.pages)
         request.pages, request.computed, request.registered, request.pending = [], 0, 0, 0
+        request.verifying = False

@@ -3,30 +3,39 @@
 A prompt that begins with the cached tokens runs only the rest: the next turn of a chat, or the same prompt again.
 The result is the same as from an empty cache. Requests may take turns with every token; each turn of another request
 computes what the cache lacks.
+
+Proposed tokens are verified by another method, whose plan shares the weights and the cache. Wrong ones leave keys and
+values behind their position, which the next call overwrites.
 """
 
 from __future__ import annotations
 
 import math
+import time
 from collections import deque
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ...errors import InvalidInput
+from ...errors import InvalidInput, UnsupportedProgram
 from ...gpu import Lock
 from ...runtime import LoadOptions, open_program
 from ...sampling import GREEDY
 from ..calls import start
 from ..door import ProgramSource
-from .compiling import GENERATE, points_of, sampling_of
+from .compiling import GENERATE, points_of, sampling_of, verifying_of, verifying_points
+from .draft import sources
 from .engine import Results
 from .pages import Pages
 from .pictures import Pictures
-from .sampling import NO_SAMPLING
+from .sampling import NO_SAMPLING, SampledRow, Sampler, Sampling, row_operands
 from .schedule import PlannedRun, Scheduler, TextRequest
 from .signature import METHOD, VISION, TextSignature
+from .speculation import Costs, Proposals, Source
+
+if TYPE_CHECKING:
+    from ...runtime import Program
 
 CHUNK = 512  # tokens of a prompt in one call, which cannot be interrupted; fewer if the model takes fewer
 CHUNKS = {"discrete": 2048}  # on faster adapters
@@ -74,7 +83,13 @@ class SequentialRunner:
         self.scheduler = Scheduler(Pages(1, signature.context), signature.context, 1, signature.context, limit=queue)
         self._lock = Lock()
         self._cached: list[int] = []  # the tokens whose keys and values are in the cache
-        self._owner: TextRequest | None = None  # whose tokens they are
+        self._owner: TextRequest | Sampler | None = None  # whose tokens they are
+        self._source, self._options = source, options
+        self._verifier: Program | None = None
+        self._refusal: str | None = None  # the reason if there is none; None before the first attempt
+        self._costs = Costs()
+        self.draft: SequentialRunner | None = None  # a smaller model that proposes tokens
+        self._since: tuple[TextRequest, float] | None = None  # whose token was the latest, and when
         self._ahead: deque[Any] = deque()  # started steps of the owner
 
     @property
@@ -96,10 +111,13 @@ class SequentialRunner:
 
         The steps after it start before this one is waited for, with the token that is still on the GPU.
         """
-        tokens, step = request.tokens, len(request.tokens) - len(request.prompt)
+        tokens, step = request.tokens, request.generated
         with self._lock:
             if request.cancelled:
                 return 0, 0.0
+            if request.accepted:
+                return request.accepted.popleft()
+            choice = self._choose(request)
             if self._ahead and self._owner is request:
                 call = self._ahead.popleft()
                 self._cached.append(tokens[-1])
@@ -114,12 +132,28 @@ class SequentialRunner:
                 if request.cancelled:
                     return 0, 0.0
                 rest = tokens[len(self._cached) :]
+                if choice and len(rest) == 1:
+                    self._verify(request, choice)
+                    return request.accepted.popleft()
                 call = self._start(request, self._ids(rest), len(self._cached), step)
                 self._cached.extend(rest)
-            if len(self._ahead) < min(request.lookahead, step + 1) and self.method.in_one_plan:
+            if len(self._ahead) < min(request.lookahead, step + 1) and self.method.in_one_plan and not choice:
                 self._run_ahead(request, call, step + 1)
             results = call.result()
+            if request.speculation:
+                self._count(request, 1)
         return results[TOKEN].item(), results[LOGPROB].item()
+
+    def refusal_to_verify(self) -> str:
+        """Load what verifies proposals, the first time; return why that is impossible, or an empty text."""
+        with self._lock:
+            if self._refusal is None:
+                self._refusal = ""
+                try:
+                    self._verifier = self._load_verifier()
+                except UnsupportedProgram as reason:
+                    self._refusal = str(reason)
+            return self._refusal
 
     def score(self, tokens: list[int], first: int) -> np.ndarray:
         """Return the log-probability of each token from number `first` on, given those before it."""
@@ -144,8 +178,95 @@ class SequentialRunner:
     def prepare(self) -> None:
         self.program.prepare()
 
+    def sources(self, tokens: Sequence[int], sampling: Sampling) -> list[Source]:
+        return sources(self.signature, tokens, sampling, self.draft)
+
+    def continuation(self, text: Sequence[int], count: int, sampler: Sampler, step: int, same: int = 0) -> list[int]:
+        """Return tokens after a text, the first of which is the `step`-th that the sampler chooses.
+
+        The first `same` tokens of the text are those of the last call with this sampler.
+        """
+        with self._lock:
+            self._forget_ahead()
+            self._keep(text[:-1], same if self._owner is sampler else 0)
+            self._owner = sampler
+            self._prefill(text, self.chunk)
+            rest = list(text[len(self._cached) :])
+            tokens, position, calls = self._ids(rest), len(self._cached), []
+            try:
+                for k in range(count):
+                    arguments = self.arguments(tokens, position, sampler.operands(step + k, text))
+                    calls.append(self.method.start(arguments, hold=k + 1 < count))
+                    tokens, position = calls[-1].resident()[TOKEN], len(text) + k
+                chosen = [call.result()[TOKEN].item() for call in calls]
+            except BaseException:
+                for call in calls:
+                    call.discard()
+                raise
+            self._cached.extend([*rest, *chosen[:-1]])
+            return chosen
+
     def close(self) -> None:
+        if self.draft is not None:
+            self.draft.close()
+        if self._verifier is not None:
+            self._verifier.close()
         self.program.close()
+
+    def _load_verifier(self) -> Program:
+        """Return a program of the method that verifies proposals, with the weights and the cache of this one."""
+        if self._source.bundle is not None:
+            raise UnsupportedProgram("a bundle has no plans that verify proposed tokens: open the .pte file instead")
+        if self.signature.chunk == 1:
+            raise UnsupportedProgram("a program that takes one token at a time cannot verify several at once")
+        if not self.method.in_one_plan:
+            raise UnsupportedProgram("a program that partly runs on the host cannot share its cache")
+        points = verifying_points(self.signature)
+        program = open_program(
+            self._source.program,
+            self._options,
+            methods=[METHOD],
+            append={METHOD: verifying_of(self.signature)},
+            points={METHOD: points},
+            first={METHOD: points[: len(points) // 2]},  # those without a penalty
+            beside=self.program,
+            states=self.method,
+        )
+        if not program.method(METHOD).in_one_plan:
+            program.close()
+            raise UnsupportedProgram("the program cannot verify several tokens at once in a single plan")
+        return program
+
+    def _choose(self, request: TextRequest) -> Proposals | None:
+        """Return the proposals that are worth a run, if there are any."""
+        if request.speculation is None:
+            return None
+        return request.speculation.choose(request.tokens, min(request.room, self.signature.chunk - 1), self._costs)
+
+    def _verify(self, request: TextRequest, choice: Proposals) -> None:
+        """Run the latest token and the proposals after it; add the tokens that they give to those accepted."""
+        assert self._verifier and request.speculation
+        text, step, position = request.tokens, request.generated, len(self._cached)
+        proposals = choice.source.propose(text, choice.number)
+        count = len(proposals) + 1
+        rows = [SampledRow(request.sampler, step + k, text, proposals[:k]) for k in range(count)]
+        ids = self._ids([text[-1], *proposals])
+        arguments = self.arguments(ids, position, (), np.arange(count, dtype=np.int32))
+        operands = row_operands(rows, self.signature.vocabulary)
+        call = start(self._verifier.method(METHOD), [*arguments, *operands])
+        tokens, logprobs = (x.tolist() for x in call.result()[:2])
+        right = next((k for k, token in enumerate(proposals) if token != tokens[k]), len(proposals))
+        request.accepted.extend(zip(tokens[: right + 1], logprobs))  # what the cache lacks would only run again
+        self._cached.extend([text[-1], *proposals[:right]])
+        request.speculation.learn(choice, right)
+        self._count(request, count, choice.source.drafted)
+
+    def _count(self, request: TextRequest, rows: int, drafted: bool = False) -> None:
+        """Add the time since the request's latest run to the costs."""
+        now = time.perf_counter()
+        if self._since and self._since[0] is request:
+            self._costs.add(rows, now - self._since[1], drafted)
+        self._since = request, now
 
     def _run_ahead(self, request: TextRequest, call: Any, step: int) -> None:
         """Start steps after `call`, from the `step`-th on: as many as are submitted at once.
@@ -170,11 +291,11 @@ class SequentialRunner:
         while self._ahead:
             self._ahead.pop().discard()
 
-    def _keep(self, tokens: Sequence[int]) -> None:
-        """Forget the cached tokens from the first one on that differs from `tokens`."""
-        pairs = zip(self._cached, tokens)
-        same = next((k for k, (a, b) in enumerate(pairs) if a != b), min(len(self._cached), len(tokens)))
-        del self._cached[same:]
+    def _keep(self, tokens: Sequence[int], same: int = 0) -> None:
+        """Forget the cached tokens from the first one on that differs from `tokens`; the first `same` do not."""
+        end = min(len(self._cached), len(tokens))
+        pairs = zip(self._cached[same:], tokens[same:])
+        del self._cached[next((same + k for k, (a, b) in enumerate(pairs) if a != b), end) :]
 
     def _prefill(self, tokens: Sequence[int], leave: int, request: TextRequest | None = None) -> None:
         """Run the tokens that the cache lacks, in chunks, until at most `leave` remain or the request is cancelled."""
@@ -198,9 +319,12 @@ class SequentialRunner:
         return np.array([tokens], self.signature.tokens.numpy)
 
     def arguments(
-        self, tokens: Any, position: int, sampling: tuple[np.ndarray, np.ndarray, int], targets: np.ndarray = NO_TARGETS
+        self, tokens: Any, position: int, sampling: Sequence[Any], targets: np.ndarray = NO_TARGETS
     ) -> list[Any]:
-        """Return the inputs of the method; `tokens` [1, S] are on the host, or a single one on the device."""
+        """Return the inputs of the method; `tokens` [1, S] are on the host, or a single one on the device.
+
+        Those of the method that verifies are the same with rows in place of `targets`, without `sampling`.
+        """
         positions = np.array([position], self.signature.position.numpy)
         rows: Sequence[np.ndarray] = ()
         if self.pictures and isinstance(tokens, np.ndarray):
