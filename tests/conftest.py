@@ -2,7 +2,8 @@
 
 `PTEGPU_TESTS_WITHOUT_TINT=1` turns it off, for GPU hosts where Dawn's Python package cannot be installed. With
 `PTEGPU_ENGINE=dawn` Tint compiles all kernels anyway. `PTEGPU_HEAVY=3/33` makes `make test` also run slice 3, counted
-from 0, of 33 slices of the heavy tests.
+from 0, of 33 slices of the heavy tests. With `PTEGPU_PERSISTENT=on`, whatever can be merged becomes one dispatch, though
+software adapters run it with a single workgroup.
 """
 
 from __future__ import annotations
@@ -36,6 +37,15 @@ def pytest_collection_finish() -> None:
         from tests.exporting import hasten
 
         hasten()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def everything_merges_if_anything() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        if os.environ.get("PTEGPU_PERSISTENT") == "on":
+            patch.setattr("ptegpu.gpu.sections.FEWEST", 3)
+            patch.setattr("ptegpu.gpu.persistent.MOST_GROUPS", 1 << 20)
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)
