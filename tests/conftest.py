@@ -2,8 +2,8 @@
 
 `PTEGPU_TESTS_WITHOUT_TINT=1` turns it off, for GPU hosts where Dawn's Python package cannot be installed. With
 `PTEGPU_ENGINE=dawn` Tint compiles all kernels anyway. `PTEGPU_HEAVY=3/33` makes `make test` also run slice 3, counted
-from 0, of 33 slices of the heavy tests. With `PTEGPU_PERSISTENT=on`, whatever can be merged becomes one dispatch, though
-software adapters run it with a single workgroup.
+from 0, of 33 slices of the heavy tests. With `PTEGPU_PERSISTENT=on`, whatever can be merged becomes one dispatch, which
+software adapters run with a single workgroup.
 """
 
 from __future__ import annotations

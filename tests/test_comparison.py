@@ -19,9 +19,9 @@ NAN, INF = np.nan, np.inf
 
 # Numbers of results that a change leaves unchanged, over all cases.
 LEFT_AS_THEY_ARE = {
-    "scaled": {"bools": 215, "empty": 165, "not finite": 34, "small ints": 391, "zeros": 123},
-    "zeroed": {"empty": 165, "zeros": 123},
-    "shifted": {"empty": 165, "equal elements": 111, "one element": 165, "zeros": 123},
+    "scaled": {"bools": 215, "empty": 165, "not finite": 34, "small ints": 391, "zeros": 122},
+    "zeroed": {"empty": 165, "zeros": 122},
+    "shifted": {"empty": 165, "equal elements": 111, "one element": 165, "zeros": 122},
 }
 # Operators whose cases can never refuse a change, by their results.
 ZEROS = {"zeros.default", "zeros_like.default", "empty.memory_format", "empty_like.default"}

@@ -69,6 +69,6 @@ def test_pages(dtype):
     q, k, v = (s.input(1, 3, 2, 16) for _ in "qkv")
     pages = [s.state(4, PAGE, 2, 16) for _ in "kv"]
     rows, tables = s.input(3, 2, dtype=DType.I32), s.input(1, 4, dtype=DType.I32)
-    graph = s.returns(s.tensor(ATTEND, q, k, v, *pages, rows, tables, None))
+    graph = s.returns(s.tensor(ATTEND, q, k, v, *pages, rows, tables, 0, None))
     assert 2 == narrow_caches(graph, dtype)
     assert [dtype] * 2 == [t.dtype for t in pages]

@@ -156,7 +156,7 @@ def test_pages(dim: int, width: int, sharing: int) -> None:
     old = [coarse(rng, 2 * width, PAGE, shared, dim) for _ in "kv"]
     pages = [s.state(*x.shape, data=x.copy()) for x in old]
     operands = s.input(*rows.shape, dtype=DType.I32), s.input(*tables.shape, dtype=DType.I32)
-    graph = s.returns(s.tensor(ATTEND, q, k, v, *pages, *operands, None))
+    graph = s.returns(s.tensor(ATTEND, q, k, v, *pages, *operands, 0, None))
     columns = np.ones(shared * dim)
     columns[LARGE::BLOCK] = 127
     columns = columns.reshape(shared, dim)
