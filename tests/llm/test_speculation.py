@@ -339,7 +339,7 @@ def test_both_methods_use_one_cache(model: LanguageModel) -> None:
     model.generate(PROMPT, max_tokens=5, speculate=3)
     verifier = model.runner._verifier
     assert verifier is not None
-    own, lent = model.runner.method._method.states, verifier.method("forward")._method.runners[0].session
+    own, lent = model.runner.method._method.session._store.states, verifier.method("forward")._method.runners[0].session
     assert own and {id(b) for b in own} <= {id(b) for b in lent._store._buffers.values()}
     plans = verifier.method("forward").plans[0], model.runner.method.plans[0]
     few, all_rows = (sum(b.nbytes for b in plan.buffers if b.role == "temp") for plan in plans)
