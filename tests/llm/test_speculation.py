@@ -22,7 +22,9 @@ from ptegpu.gpu import open_device
 from ptegpu.models.text import LanguageModel
 from ptegpu.models.text.batch import BatchEngine
 from ptegpu.models.text.draft import sources
+from ptegpu.models.text.paged import PagedRunner
 from ptegpu.models.text.sampling import Sampling
+from ptegpu.models.text.schedule import PlannedRun
 
 DEMO = Path(ptegpu.__file__).parent / "demo" / "tales.pte"
 CONTROL = Path(__file__).parents[1] / "data" / "control.pte"
@@ -202,6 +204,27 @@ def test_requests_of_a_batch_get_what_they_get_alone(
     stats, records = engine.stats(), [handle.generation.speculation for handle in handles]
     assert stats.proposed - before.proposed == sum(r.proposed for r in records if r) > 9
     assert stats.accepted - before.accepted == sum(r.accepted for r in records if r) > 9
+
+
+def test_inputs_of_runs_with_proposals(engine: BatchEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments, with_proposals = PagedRunner.arguments, []
+
+    def checked(runner: PagedRunner, run: PlannedRun) -> list[Any]:
+        values = arguments(runner, run)
+        _, rows, tables, _, settings, _, single = values
+        slots = rows[:, 0].tolist()
+        assert single == (len(run.sample_rows) == len(slots) == len(set(slots)))
+        for request in run.requests:
+            assert tables[request.slot, : len(request.pages)].tolist() == request.pages
+        latest = [slot for slot in settings[:, -1].tolist() if slot >= 0]
+        assert sorted(latest) == sorted(r.slot for r in run.sample_requests if r not in run.verified)
+        with_proposals.append(bool(run.verified))
+        return values
+
+    monkeypatch.setattr(PagedRunner, "arguments", checked)
+    for handle in [engine.submit(text, {"max_tokens": 30, "speculate": 4, **FREE}) for text in TEXTS]:  # type: ignore[typeddict-item]
+        assert handle.wait().finish_reason == "length"
+    assert {True, False} == set(with_proposals)
 
 
 def test_a_batch_speculates_as_its_engine_does(engine: BatchEngine, model: LanguageModel) -> None:
