@@ -244,6 +244,25 @@ def test_sessions(merged: Merged, monkeypatch: pytest.MonkeyPatch) -> None:
         assert repeated == ["first", "first", "second"]
 
 
+@pytest.mark.parametrize("gives_up, waiting", [(0, True), (1, True), (0, False)])
+def test_sessions_with_the_same_states(gives_up: int, waiting: bool, merged: Merged) -> None:
+    """The states are those before the first run only once, and a run that never waits is repeated too."""
+    merged.gives_up = gives_up
+    with Session(merged.device) as owner:
+        first = owner.prepare(accumulate())
+        with Session(merged.device, owner=owner) as user:
+            second = user.prepare(accumulate())
+            sessions = [(owner, first), (user, second)] * 2
+            runs = []
+            for k, (session, loaded) in enumerate(sessions):
+                run = session.resolve(loaded, [X])
+                run.recorded.waits = waiting or k % 2 == 0
+                runs.append(session.start(loaded, [X + k], run=run))
+            for total, run in zip(np.cumsum([X + k for k in range(4)], axis=0), runs):
+                np.testing.assert_array_equal(run.result()[0], total)
+            merged.check_repeated()
+
+
 def test_an_input_that_is_lost(merged: Merged) -> None:
     """The output of a right run was not read, and a later run may have overwritten it."""
     merged.gives_up = 1

@@ -22,7 +22,9 @@ from ptegpu.gpu import open_device
 from ptegpu.models.text import LanguageModel
 from ptegpu.models.text.batch import BatchEngine
 from ptegpu.models.text.draft import sources
+from ptegpu.models.text.paged import PagedRunner
 from ptegpu.models.text.sampling import Sampling
+from ptegpu.models.text.schedule import PlannedRun
 
 DEMO = Path(ptegpu.__file__).parent / "demo" / "tales.pte"
 CONTROL = Path(__file__).parents[1] / "data" / "control.pte"
@@ -204,6 +206,27 @@ def test_requests_of_a_batch_get_what_they_get_alone(
     assert stats.accepted - before.accepted == sum(r.accepted for r in records if r) > 9
 
 
+def test_inputs_of_runs_with_proposals(engine: BatchEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments, with_proposals = PagedRunner.arguments, []
+
+    def checked(runner: PagedRunner, run: PlannedRun) -> list[Any]:
+        values = arguments(runner, run)
+        _, rows, tables, _, settings, _, single = values
+        slots = rows[:, 0].tolist()
+        assert single == (len(run.sample_rows) == len(slots) == len(set(slots)))
+        for request in run.requests:
+            assert tables[request.slot, : len(request.pages)].tolist() == request.pages
+        latest = [slot for slot in settings[:, -1].tolist() if slot >= 0]
+        assert sorted(latest) == sorted(r.slot for r in run.sample_requests if r not in run.verified)
+        with_proposals.append(bool(run.verified))
+        return values
+
+    monkeypatch.setattr(PagedRunner, "arguments", checked)
+    for handle in [engine.submit(text, {"max_tokens": 30, "speculate": 4, **FREE}) for text in TEXTS]:  # type: ignore[typeddict-item]
+        assert handle.wait().finish_reason == "length"
+    assert {True, False} == set(with_proposals)
+
+
 def test_a_batch_speculates_as_its_engine_does(engine: BatchEngine, model: LanguageModel) -> None:
     result = engine.submit(TEXTS[2], {"max_tokens": 30, **FREE}).wait()  # type: ignore[typeddict-item]
     assert_same(model.generate(TEXTS[2], max_tokens=30, **FREE), result)
@@ -339,7 +362,7 @@ def test_both_methods_use_one_cache(model: LanguageModel) -> None:
     model.generate(PROMPT, max_tokens=5, speculate=3)
     verifier = model.runner._verifier
     assert verifier is not None
-    own, lent = model.runner.method._method.states, verifier.method("forward")._method.runners[0].session
+    own, lent = model.runner.method._method.session._store.states, verifier.method("forward")._method.runners[0].session
     assert own and {id(b) for b in own} <= {id(b) for b in lent._store._buffers.values()}
     plans = verifier.method("forward").plans[0], model.runner.method.plans[0]
     few, all_rows = (sum(b.nbytes for b in plan.buffers if b.role == "temp") for plan in plans)

@@ -22,20 +22,24 @@ if TYPE_CHECKING:
 class DraftModel:
     """Proposals from a smaller model, which chooses with the same random numbers as the one that verifies.
 
-    It has the cache of one text: where `alone` is false, it has none to propose.
+    It has the cache of one text: where `is_single` is false, it has none to propose.
     """
 
     drafted = True
 
     def __init__(
-        self, runner: SequentialRunner, prompt: int, sampling: Sampling, alone: Callable[[], bool] | None
+        self, runner: SequentialRunner, prompt: int, sampling: Sampling, is_single: Callable[[], bool] | None
     ) -> None:
-        self._runner, self._prompt, self._alone = runner, prompt, alone  # `prompt` tokens come before the first step
+        self._runner, self._prompt, self._is_single = (
+            runner,
+            prompt,
+            is_single,
+        )  # `prompt` tokens come before the first step
         self._sampler = Sampler(replace(sampling, repeat_penalty=1.0), runner.signature.vocabulary)
         self._same = 0  # tokens of the text in the latest call
 
     def available(self, text: Sequence[int], most: int) -> int:
-        if self._alone is not None and not self._alone():
+        if self._is_single is not None and not self._is_single():
             return 0
         return min(most, self._runner.signature.context - len(text))
 
@@ -49,12 +53,12 @@ def sources(
     tokens: Sequence[int],
     sampling: Sampling,
     draft: SequentialRunner | None,
-    alone: Callable[[], bool] | None = None,
+    is_single: Callable[[], bool] | None = None,
 ) -> list[Source]:
     """Return what proposes tokens after a prompt: the text itself, and a draft model if it can read the prompt."""
     sources: list[Source] = [Lookup(signature.vocabulary)]
     if draft is not None and max(tokens) < signature.vocabulary:
-        sources.append(DraftModel(draft, len(tokens), sampling, alone))
+        sources.append(DraftModel(draft, len(tokens), sampling, is_single))
     return sources
 
 

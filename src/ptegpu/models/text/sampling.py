@@ -18,7 +18,7 @@ SEEDS = 1 << 32
 pack_step, pack_row = struct.Struct("<I").pack, struct.Struct("<Iii").pack
 LARGEST = 3.4e38  # within float32
 NO_SEQUENCE = -1  # of a row whose token no later run takes from the GPU
-UNUSED = struct.pack(f"<{len(SETTINGS) + 1}ii", *(len(SETTINGS) + 1) * [0], NO_SEQUENCE)  # if there are no rows
+UNUSED = struct.pack(f"<{len(SETTINGS) + 1}ii", *(len(SETTINGS) + 1) * [0], NO_SEQUENCE)  # where no token is sampled
 
 
 @dataclass(frozen=True, slots=True)
