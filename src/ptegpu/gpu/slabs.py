@@ -35,7 +35,7 @@ def layout(
     names of temporaries that hold derived constants.
     """
     limit = slab_bytes(target)
-    made: list[list[Part]] = []
+    allocations: list[list[Part]] = []
     slabs: dict[str, list[list[Part]]] = {"constant": [], "state": [], "derived": []}
     small_first = sorted(
         buffers, key=lambda b: b.nbytes if b.name in derived else 0
@@ -49,9 +49,9 @@ def layout(
                 slab.append(Part(buffer, offset))
                 break
         else:
-            made.append([Part(buffer, 0)])
-            candidates.append(made[-1])
-    return made
+            allocations.append([Part(buffer, 0)])
+            candidates.append(allocations[-1])
+    return allocations
 
 
 def slab_bytes(target: Target) -> int:

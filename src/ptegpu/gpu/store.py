@@ -154,13 +154,13 @@ class BufferStore:
 
     def _make(self, plan: Plan, missing: Sequence[Buffer]) -> None:
         """Make the buffers that no other session shares, filled with zeros; take the others."""
-        made = self._layout(plan, missing)
+        allocations = self._layout(plan, missing)
         for buffer in missing:
             shared = self._shared_constant(buffer)
             if shared is not None:
                 self._set(buffer, shared)
         dirty: list[GpuBuffer] = []
-        for parts in made:
+        for parts in allocations:
             first = parts[0].buffer
             kind: Kind = "uniform" if first.role in ("params", "syms") else "storage"
             name = first.name if len(parts) == 1 else f"{first.role}s of {plan.name}"

@@ -246,7 +246,7 @@ def _rounded(value: str, dtype: DType) -> str:
 
 
 def _new_blocks(s: Division, name: str, first: str, quads: int) -> list[str]:
-    """Return lines that round new keys or values of so many `quads` in workgroup memory as a cache of blocks does.
+    """Return lines that round new keys or values in workgroup memory, of `quads` quads each, as a cache of blocks does.
 
     They also write them to the cache; an invocation has a block.
     """

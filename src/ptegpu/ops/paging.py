@@ -41,8 +41,8 @@ class PageWrite(Work):
 
     def steps(self, target: Target) -> Steps:
         pairs = list(zip(self.values, self.pages, strict=True))
-        for together in [pairs] if self.values[0].shape == self.values[1].shape else [[pair] for pair in pairs]:
-            values, pages = [v for v, _ in together], [p for _, p in together]
+        for group in [pairs] if self.values[0].shape == self.values[1].shape else [[pair] for pair in pairs]:
+            values, pages = [v for v, _ in group], [p for _, p in group]
             _, count, heads, dim = values[0].shape
             width = heads * dim
             stored = tuple(p.dtype for p in pages)
@@ -50,6 +50,6 @@ class PageWrite(Work):
             kernel = write_pages(tuple(v.dtype for v in values), stored, unit, PAGE, target)
             params = {"queries": count, "width": width // unit, **self.paging.params(pages[0])}
             groups = -(-count * width // (unit * kernel.kernel.workgroup))
-            changed = sum(p.dtype.nbytes(v.numel) for v, p in together)
+            changed = sum(p.dtype.nbytes(v.numel) for v, p in group)
             reads = [*values, self.paging.rows, self.paging.tables]
             yield Dispatch(kernel, reads, pages, groups, params, write_bytes=changed, label=self.label)
