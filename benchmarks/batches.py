@@ -100,4 +100,5 @@ def step_of(bench: Bench, engine: BatchEngine, clients: int) -> PlannedRun:
         run.sample_rows.append(k)
         run.sample_requests.append(request)
         run.steps.append(0)
+        run.proposals.append(())
     return run

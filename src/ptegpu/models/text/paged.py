@@ -139,7 +139,7 @@ class PagedRunner:
 
 def _sampled_rows(run: PlannedRun) -> Iterator[SampledRow]:
     """List the sampled rows of a run. The host knows the tokens after proposals before the next run of the text."""
-    for request, step, proposals in zip(run.sample_requests, run.steps, run.proposals):
+    for request, step, proposals in zip(run.sample_requests, run.steps, run.proposals, strict=True):
         sequence = NO_SEQUENCE if request in run.verified else request.slot
         yield SampledRow(request.sampler, step, request.tokens, proposals, sequence)
 
