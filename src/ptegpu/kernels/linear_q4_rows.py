@@ -84,8 +84,7 @@ class InputRows:
         """Return lines that copy the only row to workgroup memory as digits.
 
         A part of a block has eight elements, with two words of four elements per digit: `xs` holds the upper two
-        digits, `lows` the last one. `tops` holds the largest magnitude of the elements and their sum. Adding 1.5 · 2²³
-        to a number rounds it to an int in its lowest bits.
+        digits, `lows` the last one. `tops` holds the largest magnitude of the elements and their sum.
         """
         elements, threads = self.elements, self.layout.lanes * self.layout.slots
         parts, packing, blocks = elements // 8, self.packing, self.blocks
@@ -110,14 +109,8 @@ class InputRows:
         lines += [self._square(0, "")] if self.normed else []
         for r in rounds:
             lines += [f"if (item{r} < {items}u) {{", f"  let inverse = inverse_unit(item{r} / {parts}u);"]
-            first, second = f"v{r}_0", f"v{r}_1"
-            if packing.bits == 4:  # even elements, and odd ones
-                even, odd = ("yw", "xz") if packing.high_first else ("xz", "yw")
-                first, second = (f"vec4<f32>(v{r}_0.{c}, v{r}_1.{c})" for c in (even, odd))
-            for h, v in enumerate((first, second)):
-                rounded = f"bitcast<vec4<i32>>({v} * inverse + vec4<f32>(12582912.0))"
-                lines.append(f"  let i{h} = bitcast<vec4<u32>>({rounded} - vec4<i32>(0x4b400000));")
-            packed = [[f"pack4xU8(i{h} >> vec4<u32>({14 - 7 * d}u)){low}" for h in (0, 1)] for d, low in enumerate(LOW)]
+            rounded, packed = digits_of(f"v{r}_0", f"v{r}_1", packing, DIGITS)
+            lines += rounded
             lines += [
                 f"  let at = item{r} % {parts}u * {blocks}u + item{r} / {parts}u;",
                 f"  xs[at] = vec4<u32>({', '.join(packed[0] + packed[1])});"
@@ -141,6 +134,22 @@ class InputRows:
             "fn unit(block: u32) -> vec2<f32> {\n"
             f"  return vec2<f32>({most} / {float(MAX_VALUE)}, {offset} * ({total}));\n}}"
         )
+
+
+def digits_of(first: str, second: str, packing: Packing, digits: int) -> tuple[list[str], list[list[str]]]:
+    """Return lines that round two quads, multiplied by `inverse`, to ints, and the two words of each digit.
+
+    With 4 bits, the first word has the even elements. Adding 1.5 · 2²³ rounds a number to an int in its lowest bits.
+    """
+    if packing.bits == 4:
+        even, odd = ("yw", "xz") if packing.high_first else ("xz", "yw")
+        first, second = (f"vec4<f32>({first}.{c}, {second}.{c})" for c in (even, odd))
+    lines = []
+    for h, v in enumerate((first, second)):
+        rounded = f"bitcast<vec4<i32>>({v} * inverse + vec4<f32>(12582912.0))"
+        lines.append(f"  let i{h} = bitcast<vec4<u32>>({rounded} - vec4<i32>(0x4b400000));")
+    shifts = [(7 * (digits - 1 - d), LOW[d]) for d in range(digits)]
+    return lines, [[f"pack4xU8(i{h} >> vec4<u32>({shift}u)){low}" for h in (0, 1)] for shift, low in shifts]
 
 
 def along_k(name: str, binding: str, quads: bool, tail: bool, row: str = "0u") -> str:

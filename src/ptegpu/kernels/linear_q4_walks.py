@@ -18,14 +18,13 @@ from ..plan.target import Target
 from ..sizes import cached
 from .attention import Merge
 from .gemv import Gemv
-from .linear_q4_rows import along_k, merged
+from .linear_q4_rows import along_k, digits_of, merged
 from .matmul import GemmForm, module
 from .packing import RAW, Packing
 from .wgsl import I32, KernelSpec, Storage, build, u32s
 
 COLUMNS = 4  # of a set at a time
 SMALLEST_SUBGROUP = 4  # lanes among which four sums are distributed
-_LOW = "& 0x7f7f7f7fu"
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +225,6 @@ def _staged(walk: WalkForm, normed: bool) -> list[str]:
 
     A part of a block has eight elements, with two words of four elements per digit: `xs` holds the upper two digits,
     `lows` the third one. `units` holds the unit of a block's digits, and the offset of the weight's ints times Σ x.
-    Adding 1.5 · 2²³ to a number rounds it to an int in its lowest bits.
     """
     packing, blocks, parts, digits = walk.packing, walk.blocks, walk.parts, walk.digits
     items, threads, most = blocks * parts, walk.threads, float((1 << 7 * digits) - 1)
@@ -257,17 +255,8 @@ def _staged(walk: WalkForm, normed: bool) -> list[str]:
         offset = "-8.0" if packing.bits == 4 else "0.0"
         unit = f"units[item{r} / {parts}u] = vec2<f32>(most{r} / {most}, {offset} * total{r});"
         lines.append(f"  if (item{r} % {parts}u == 0u) {{ {unit} }}")
-        first, second = v
-        if packing.bits == 4:  # even elements, and odd ones
-            even, odd = ("yw", "xz") if packing.high_first else ("xz", "yw")
-            first, second = (f"vec4<f32>({', '.join(f'{q}.{c}' for q in v for c in pick)})" for pick in (even, odd))
-        for h, quad in enumerate((first, second)):
-            rounded = f"bitcast<vec4<i32>>({quad} * inverse + vec4<f32>(12582912.0))"
-            lines.append(f"  let i{h} = bitcast<vec4<u32>>({rounded} - vec4<i32>(0x4b400000));")
-        shifts = [7 * (digits - 1 - d) for d in range(digits)]
-        packed = [
-            [f"pack4xU8(i{h} >> vec4<u32>({s}u)){_LOW if d else ''}" for h in (0, 1)] for d, s in enumerate(shifts)
-        ]
+        rounded, packed = digits_of(*v, packing, digits)
+        lines += rounded
         lines.append(f"  let to = item{r} % {parts}u * {blocks}u + item{r} / {parts}u;")
         lines.append(f"  xs[to] = vec4<u32>({', '.join(packed[0] + packed[1])});")
         lines += [f"  lows[to] = vec2<u32>({', '.join(packed[2])});"] if digits == 3 else []
