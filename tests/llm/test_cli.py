@@ -83,10 +83,12 @@ def test_generate_verifies_proposals(run: Run, folder: Path, model: LanguageMode
     assert text == result["text"]
     assert {"runs", "proposed", "accepted", "reason"} == set(result["speculation"])
     assert json.loads(run(*arguments, "--json")[1])["speculation"] is None
-    refusal = 'error: speculate must be "off", "auto" or an int from 1 to 15, not %s\n'
+    refusal = 'error: invalid speculate %s: expected "off", "auto" or an int from 1 to 15\n'
     for command in (arguments, ("chat", folder / "tiny.pte"), ("serve", folder / "tiny.pte")):
         assert (1, "", refusal % "'often'") == run(*command, "--speculate", "often")
         assert (1, "", refusal % 16) == run(*command, "--speculate", 16)
+        expected = "error: --draft has no effect with --speculate off: leave one of them out\n"
+        assert (1, "", expected) == run(*command, "--speculate", "off", "--draft", folder / "tiny.pte")
 
 
 def test_a_server_with_a_draft_has_one_model(run: Run, folder: Path) -> None:

@@ -301,8 +301,8 @@ def test_what_is_refused(model: LanguageModel) -> None:
     for value in (0, 16, -1, "yes", True, 1.5, None):
         with pytest.raises(InvalidInput) as error:
             model.generate("A fox", speculate=value)  # type: ignore[arg-type]
-        assert f'speculate must be "off", "auto" or an int from 1 to 15, not {value!r}' == str(error.value)
-    with pytest.raises(InvalidInput, match='speculate must be "off", "auto" or an int from 1 to 15, not 99'):
+        assert f'invalid speculate {value!r}: expected "off", "auto" or an int from 1 to 15' == str(error.value)
+    with pytest.raises(InvalidInput, match='invalid speculate 99: expected "off", "auto" or an int from 1 to 15'):
         BatchEngine(DEMO, speculate=99)
 
 

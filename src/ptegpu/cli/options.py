@@ -18,6 +18,7 @@ from typing import Annotated, Any, ClassVar, Literal, get_type_hints
 
 import typer
 
+from ..errors import InvalidInput
 from ..limits import Limits
 from ..progress import Progress, silent
 from ..runtime import LoadOptions
@@ -175,8 +176,12 @@ class SpeculationFlags:
     draft: DraftModel = None
 
     def options(self) -> dict[str, Any]:
-        """Return the keyword arguments of `LanguageModel.stream`."""
-        return {} if self.speculate is None else {"speculate": parsed_speculation(self.speculate)}
+        """Return the keyword arguments of `LanguageModel.stream`; raise InvalidInput for values that contradict."""
+        if self.speculate is None:
+            return {}
+        if self.speculate == "off" and self.draft is not None:
+            raise InvalidInput("--draft has no effect with --speculate off: leave one of them out")
+        return {"speculate": parsed_speculation(self.speculate)}
 
 
 def parsed_speculation(text: str) -> Any:

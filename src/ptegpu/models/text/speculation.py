@@ -221,5 +221,5 @@ def count_of(speculate: Speculate) -> int | None:
     if speculate == "auto":
         return None
     if isinstance(speculate, bool) or not isinstance(speculate, int) or not 1 <= speculate <= MOST:
-        raise InvalidInput(f'speculate must be "off", "auto" or an int from 1 to {MOST}, not {speculate!r}')
+        raise InvalidInput(f'invalid speculate {speculate!r}: expected "off", "auto" or an int from 1 to {MOST}')
     return speculate
